@@ -278,7 +278,7 @@ def test_a_pipe_that_takes_a_file_s_place_between_two_looks_makes_no_save_wait(t
     os.mkfifo(tmp_path / "best.zcr")
     with pytest.raises(SourceError, match="not a regular file"):
         own_shards._may_be_catalogue(str(tmp_path / "best.zcr"))
-    assert scratch._first_bytes(str(tmp_path), "best.zcr", "model.zcr") == b""
+    assert scratch._searched_bytes(str(tmp_path), "best.zcr", "model.zcr") == b""
 
 
 @every_save

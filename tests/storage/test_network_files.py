@@ -52,7 +52,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_network_of", lambda _: "NFS")
+    monkeypatch.setattr(memory, "_network_file_system", lambda _: "NFS")
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -60,7 +60,7 @@ def test_record_of_a_network_file_system_is_that_of_a_local_one_and_nothing_of_i
     file: str, made: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     local = load_record(made / file)
-    monkeypatch.setattr(memory, "_network_of", lambda _: "NFS")
+    monkeypatch.setattr(memory, "_network_file_system", lambda _: "NFS")
     with caplog.at_level(logging.INFO, "zcrecord"):
         record = load_record(made / file, verify="full")
     whole = file in ("m.npz", "m.zcr.zst")

@@ -95,14 +95,14 @@ def pieces(monkeypatch: pytest.MonkeyPatch, path: Path) -> list[int]:
 @pytest.mark.parametrize("preadv", [True, False])
 def test_file_that_shrinks_is_an_error(preadv: bool, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "READ_PIECE", 65536)
-    opened = reading._open
+    opened = reading._open_archive_file
 
     def shrinking(path: str, *more: Any) -> Any:
         result = opened(path, *more)
         os.truncate(path, 100_000)
         return result
 
-    monkeypatch.setattr(reading, "_open", shrinking)
+    monkeypatch.setattr(reading, "_open_archive_file", shrinking)
     if not preadv:
         monkeypatch.delattr(os, "preadv", raising=False)
     files = os.listdir("/proc/self/fd") if sys.platform == "linux" else []

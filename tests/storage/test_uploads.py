@@ -15,6 +15,7 @@ from records import saved
 
 import zcrecord
 from zcrecord import (
+    DestinationExistsError,
     LazyTensor,
     RecordWriter,
     SourceError,
@@ -23,6 +24,7 @@ from zcrecord import (
 )
 from zcrecord.remote import files
 from zcrecord.storage import uploads
+from zcrecord.storage.files import check_destination
 from zcrecord.storage.urls import connect, file_beside
 
 if TYPE_CHECKING:
@@ -396,3 +398,9 @@ def test_a_forked_child_ends_no_upload_of_its_parent(end: str, monkeypatch: pyte
     refused = b"memory://forked/m.bin: is being written by the process that forked this one"
     assert answers == b"in the child" if end == "fails in it" else answers.startswith(refused)
     assert content(fsspec.filesystem("memory"), url) == b"parent"
+
+
+def test_a_source_that_is_the_destination_is_named_without_its_password() -> None:
+    url = "memory://user:password@host/m.zcr"
+    with pytest.raises(DestinationExistsError, match=r"^memory://host/m\.zcr: source and destination are the same URL"):
+        check_destination(url, url, force=True)

@@ -58,7 +58,7 @@ def folder(tmp_path: Path, vllm: None) -> Path:
 @pytest.fixture(params=[None, "NFS"], ids=["local", "network"])
 def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file system of a model's folder."""
-    monkeypatch.setattr("zcrecord.storage.memory._network_of", lambda _: request.param)
+    monkeypatch.setattr("zcrecord.storage.memory._network_file_system", lambda _: request.param)
     monkeypatch.setattr("zcrecord.vllm.weights._BATCH", 100)
 
 

@@ -133,17 +133,17 @@ class CheckpointFolder:
 class CheckpointPrefix(CheckpointFolder):
     """A folder behind a URL that checkpoints are saved to.
 
-    Its URL is of any kind that `storage.uploads` writes to, and raises the errors of `uploads.connected`.
+    Its URL is of any kind that `storage.uploads` writes to, and raises the errors of `uploads.connect_to_write`.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any] | None) -> None:
         super().__init__(url.rstrip("/"), durable=True)
         self._options, self._catalogue = options, f"{self.path}/{CATALOGUE}"
-        uploads.connected(self.path, options)
+        uploads.connect_to_write(self.path, options)
 
     def make(self) -> None:
         """Make the folder, if the file system has folders: prefixes of object stores need not be made."""
-        fs, path = uploads.connected(self.path, self._options)
+        fs, path = uploads.connect_to_write(self.path, self._options)
         if uploads.has_folders(fs):
             with uploads.store_refusals(redacted(self.path), "cannot be made"):
                 fs.makedirs(path, exist_ok=True)
@@ -172,7 +172,7 @@ class CheckpointPrefix(CheckpointFolder):
 
     def _remove(self, names: Iterable[str]) -> None:
         """Remove archives of ranks that no catalogue names; none if a catalogue cannot be read."""
-        fs, path = uploads.connected(self.path, self._options)
+        fs, path = uploads.connect_to_write(self.path, self._options)
         with contextlib.suppress(Exception):  # file systems raise exceptions of any class
             fs.invalidate_cache(path)
             present = {name.rstrip("/").rpartition("/")[2] for name in fs.ls(path, detail=False)}

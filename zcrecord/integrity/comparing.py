@@ -17,7 +17,6 @@ from zcrecord import dtypes
 from zcrecord.archive import unflatten
 from zcrecord.archive.archive import Archive
 from zcrecord.codec.entries import KIND_NAMES
-from zcrecord.codec.index import TensorEntry
 from zcrecord.codec.layout import DIGEST_ALLOWANCE
 from zcrecord.dtypes import DType
 from zcrecord.errors import LimitError
@@ -31,6 +30,7 @@ Key = tuple[Any, ...]
 Difference = tuple[int | None, float | int | None]  # elements that differ, and the largest absolute difference
 
 _equal_bytes = np.array_equal  # False for another length, too
+_octets_of: Any = partial(np.frombuffer, dtype=np.uint8)
 _PIECE = 3 * 5 * 7 << 13  # bytes compared at a time: they fit the cache, and are whole elements of any width
 
 
@@ -89,8 +89,8 @@ def compare(before: Record, after: Record, *, fast: bool = False, progress: Prog
     yield from _TensorComparison(before.archive, after.archive, fast, progress).changes()
     equal = _ValueEquality()
     yield from _moved_items(before.archive, after.archive)
-    was, now = _module_descriptions((before.archive, after.archive))
-    yield from _mapping_changes("module", was, now, equal)
+    old_modules, new_modules = _module_descriptions((before.archive, after.archive))
+    yield from _mapping_changes("module", old_modules, new_modules, equal)
     old, new = ({name: m.attributes for name, m in record.modules.items()} for record in (before, after))
     for module in {**old, **new}:
         prefix = f"{module}." if module else ""
@@ -109,67 +109,85 @@ class _TensorComparison:
 
     def changes(self) -> Iterator[Change]:
         """Yield differences of the first archive's tensors, in its order, then tensors that only the second has."""
-        a, b = self._a, self._b
-        names, others = a.names(), {name: j for j, name in enumerate(b.names())}
-        for i, name in enumerate(names):
-            j = others.pop(name, None)
-            if j is None:
-                yield Change("tensor", name, "removed", before=_tensor_description(a, i))
-            elif (kinds := [_type_and_shape(a, i), _type_and_shape(b, j)])[0] != kinds[1]:
-                yield Change("tensor", name, "type", _tensor_description(a, i), _tensor_description(b, j))
-            elif (difference := self._compare(name, i, j)) is not None:
-                elements = None if difference[0] is None else (difference[0], prod(kinds[0][2]))
-                yield Change("tensor", name, "contents", elements=elements, largest=difference[1])
-        for name, j in others.items():
-            yield Change("tensor", name, "added", after=_tensor_description(b, j))
+        added = {name: _Tensor(self._b, number) for number, name in enumerate(self._b.names())}
+        for number, name in enumerate(self._a.names()):
+            tensor, other = _Tensor(self._a, number), added.pop(name, None)
+            if other is None:
+                yield Change("tensor", name, "removed", before=tensor.description())
+            elif tensor.type_and_shape() != other.type_and_shape():
+                yield Change("tensor", name, "type", tensor.description(), other.description())
+            elif (difference := self._compare(name, tensor, other)) is not None:
+                count, largest = difference
+                elements = None if count is None else (count, prod(tensor.shape()))
+                yield Change("tensor", name, "contents", elements=elements, largest=largest)
+        for name, other in added.items():
+            yield Change("tensor", name, "added", after=other.description())
 
-    def _compare(self, name: str, i: int, j: int) -> Difference | None:
-        if 0 in _type_and_shape(self._a, i)[2]:
+    def _compare(self, name: str, tensor: _Tensor, other: _Tensor) -> Difference | None:
+        """Return the difference of two tensors of one type and shape, None if they are equal; of each pair once."""
+        if 0 in tensor.shape():
             return None
-        key = _place(self._a, i), _place(self._b, j)
+        key = tensor.place(), other.place()
         if key not in self._known:
-            self._known[key] = None if self._fast and self._same_digest(i, j) else self._compare_bytes(name, i, j)
+            is_equal = self._fast and tensor.has_same_digest(other)
+            self._known[key] = None if is_equal else self._compare_bytes(name, tensor, other)
         return self._known[key]
 
-    def _compare_bytes(self, name: str, i: int, j: int) -> Difference | None:
-        _, bits, shape = _type_and_shape(self._a, i)
-        nbytes = dtypes.nbytes(prod(shape), bits) or len(self._a.payload(self._a.row(i).payload))
+    def _compare_bytes(self, name: str, tensor: _Tensor, other: _Tensor) -> Difference | None:
+        """Read both tensors; LimitError once all reads add up to far more than both archives."""
+        row = tensor.row
+        nbytes = dtypes.nbytes(prod(tensor.shape()), row.bits) or len(self._a.payload(row.payload))
         self._allowance -= nbytes
         if self._allowance < 0:
             fault = f"views of the same bytes add up to more than {DIGEST_ALLOWANCE} times both archives"
             raise LimitError(f"{fault}, too much to read", path=self._a.path, tensor=name)
-        difference = _difference(self._a, i, self._b, j)
+        difference = _difference(tensor, other)
         self._done += nbytes
         if self._progress:
             self._progress(self._done, None)
         return difference
 
-    def _same_digest(self, i: int, j: int) -> bool:
-        """Return True if two tensors have payloads of the same digest, and the same offset and strides in them."""
-        places = []
-        for archive, number in ((self._a, i), (self._b, j)):
-            row = archive.row(number)
-            if not archive.index.digest_kind or archive.mode == "c":
-                return False
-            _, nbytes, digest = archive.index.payloads[row.payload].item()
-            places.append((nbytes, digest, row.byte_offset, archive.strides(row)))
-        return places[0] == places[1]
 
+class _Tensor:
+    """A tensor of an archive: its row in the index, and keys by which it is compared."""
 
-def _type_and_shape(archive: Archive, i: int) -> tuple[int, int, tuple[int, ...]]:
-    row = archive.row(i)
-    return row.dtype, row.bits, archive.shape(row)
+    def __init__(self, archive: Archive, number: int) -> None:
+        self.archive, self._number, self.row = archive, number, archive.row(number)
 
+    def shape(self) -> tuple[int, ...]:
+        return self.archive.shape(self.row)
 
-def _place(archive: Archive, i: int) -> Key:
-    """Return a key that is equal for tensors of one archive with the same bytes, type, shape and strides."""
-    row = archive.row(i)
-    return archive.place(row.payload), row.byte_offset, row.bits, row.dtype, archive.shape(row), archive.strides(row)
+    def strides(self) -> tuple[int, ...] | None:
+        return self.archive.strides(self.row)
 
+    def type_and_shape(self) -> Key:
+        return self.row.dtype, self.row.bits, self.shape()
 
-def _tensor_description(archive: Archive, i: int) -> str:
-    code, bits, shape = _type_and_shape(archive, i)
-    return f"{dtypes.stored_name(code, bits)} [{', '.join(map(str, shape))}]"
+    def place(self) -> Key:
+        """Return a key that is equal for tensors of one archive with the same bytes, type, shape and strides."""
+        return self.archive.place(self.row.payload), self.row.byte_offset, *self.type_and_shape(), self.strides()
+
+    def description(self) -> str:
+        return f"{dtypes.stored_name(self.row.dtype, self.row.bits)} [{', '.join(map(str, self.shape()))}]"
+
+    def has_same_digest(self, other: _Tensor) -> bool:
+        """Return True if payloads have the same known digest, and the tensors the same offset and strides in them."""
+        keys = self._digest_key(), other._digest_key()
+        return keys[0] is not None and keys[0] == keys[1]
+
+    def _digest_key(self) -> Key | None:
+        archive = self.archive
+        if not archive.index.digest_kind or archive.mode == "c":
+            return None
+        _, nbytes, digest = archive.index.payloads[self.row.payload].item()
+        return nbytes, digest, self.row.byte_offset, self.strides()
+
+    def elements(self) -> Array:
+        """Return an array of opaque elements of the tensor's width, strided or not."""
+        if self.strides() is not None:
+            return self.archive.elements(self._number)
+        width = np.dtype((np.void, self.row.bits >> 3))
+        return np.frombuffer(self.archive.payload(self.row.payload), width).reshape(self.shape())
 
 
 def _moved_items(a: Archive, b: Archive) -> Iterator[Change]:
@@ -197,16 +215,16 @@ def _module_descriptions(archives: tuple[Archive, Archive]) -> list[dict[str, st
     orders = [unflatten.keys_of_lists(archive.index) for archive in archives]
     shared = orders[0].keys() & orders[1].keys()
     reordered = {name for name in shared if _is_reordered(orders[0][name], orders[1][name])}
-    out = []
+    results = []
     for archive, order in zip(archives, orders, strict=True):
         descriptions = {}
         for row in archive.index.modules:
             name, type_name = archive.index.text_of(row), archive.index.text_of(row, "type_name")
             kind = int(row["kind"])
-            descriptions[name] = f"{KIND_NAMES.get(kind, f'unknown {kind}')} {type_name}".strip()
-            descriptions[name] += f" of {', '.join(order[name])}" if name in reordered else ""
-        out.append(descriptions)
-    return out
+            keys = f" of {', '.join(order[name])}" if name in reordered else ""
+            descriptions[name] = f"{KIND_NAMES.get(kind, f'unknown {kind}')} {type_name}".strip() + keys
+        results.append(descriptions)
+    return results
 
 
 def _is_reordered(a: list[str], b: list[str]) -> bool:
@@ -217,6 +235,7 @@ def _is_reordered(a: list[str], b: list[str]) -> bool:
 def _mapping_changes(
     kind: Any, before: Mapping[str, Any], after: Mapping[str, Any], equal: _ValueEquality, *, prefix: str = ""
 ) -> Iterator[Change]:
+    """Yield the differences of two mappings; `prefix` is put before each key, as the name of its module."""
     for key, value in before.items():
         if key not in after:
             yield Change(kind, prefix + key, "removed", before=value)
@@ -256,43 +275,42 @@ class _ValueEquality:
         return self._known[key]
 
 
-def _difference(a: Archive, i: int, b: Archive, j: int) -> Difference | None:
+def _difference(tensor: _Tensor, other: _Tensor) -> Difference | None:
     """Return the difference of two tensors of one type and shape; None if all bits are equal.
 
     0.0 and -0.0 differ, and two NaNs may. The largest difference ignores pairs with a NaN, unless all differing pairs
     have one. It is exact for integers. Strings and unknown types give (None, None).
     """
-    row = a.row(i)
-    kind = dtypes.by_code.get(row.dtype)
+    bits, kind = tensor.row.bits, dtypes.by_code.get(tensor.row.dtype)
     if kind is None or kind.numpy is None:
-        return (None, None) if any(not _equal_bytes(x, y) for x, y in _pieces(a, i, b, j)) else None
+        return (None, None) if any(not _equal_bytes(*pair) for pair in _pieces(tensor, other)) else None
     count, largest = 0, None
-    remaining = prod(a.shape(row))
-    for x, y in _pieces(a, i, b, j):
-        elements = min(remaining, 8 * len(x) // row.bits)
+    remaining = prod(tensor.shape())
+    for octets, other_octets in _pieces(tensor, other):
+        elements = min(remaining, 8 * len(octets) // bits)
         remaining -= elements
-        if not _equal_bytes(x, y):
-            u, v = (_values(piece, kind, row.bits, elements) for piece in (x, y))
-            differing = _as_integers(u) != _as_integers(v)
-            differing = differing.any(axis=-1) if differing.ndim > 1 else differing
-            count += int(np.count_nonzero(differing))
-            distance = _largest_difference(u[differing], v[differing])
-            largest = distance if largest is None or largest != largest or distance > largest else largest
+        if not _equal_bytes(octets, other_octets):
+            values, other_values = (_values(piece, kind, bits, elements) for piece in (octets, other_octets))
+            differs = _as_integers(values) != _as_integers(other_values)
+            if differs.ndim > 1:  # two integers of one element
+                differs = differs.any(axis=-1)
+            count += int(np.count_nonzero(differs))
+            difference = _largest_difference(values[differs], other_values[differs])
+            if largest is None or np.isnan(largest) or difference > largest:
+                largest = difference
     return (count, largest) if count else None
 
 
-def _pieces(a: Archive, i: int, b: Archive, j: int) -> Iterator[tuple[Array, Array]]:
+def _pieces(tensor: _Tensor, other: _Tensor) -> Iterator[tuple[Array, Array]]:
     """Yield the bytes of two tensors in C order, a piece of each at a time."""
-    row, other = a.row(i), b.row(j)
-    if a.strides(row) is None and b.strides(other) is None:
-        octets: Any = partial(np.frombuffer, dtype=np.uint8)
-        yield from _paired_pieces(map(octets, a.blocks(row.payload)), map(octets, b.blocks(other.payload)))
+    if tensor.strides() is None and other.strides() is None:
+        blocks, other_blocks = (map(_octets_of, t.archive.blocks(t.row.payload)) for t in (tensor, other))
+        yield from _paired_pieces(blocks, other_blocks)
         return
-    item = row.bits >> 3
     flags: Any = ["external_loop", "buffered", "zerosize_ok"]
-    arrays: Any = [_elements(a, i, row), _elements(b, j, other)]
-    pairs = np.nditer(arrays, flags=flags, order="C", buffersize=_PIECE // item // 8 * 8)
-    for u, v in pairs:
+    arrays: Any = [tensor.elements(), other.elements()]
+    nbytes = tensor.row.bits >> 3
+    for u, v in np.nditer(arrays, flags=flags, order="C", buffersize=_PIECE // nbytes // 8 * 8):
         yield np.ascontiguousarray(u).view(np.uint8), np.ascontiguousarray(v).view(np.uint8)
 
 
@@ -303,17 +321,9 @@ def _paired_pieces(a: Iterator[Array], b: Iterator[Array]) -> Iterator[tuple[Arr
         x, y = (x if len(x) else next(a, x)), (y if len(y) else next(b, y))
         if not len(x) and not len(y):
             return
-        most = min(len(x) or _PIECE, len(y) or _PIECE, _PIECE)
-        yield x[:most], y[:most]
-        x, y = x[most:], y[most:]
-
-
-def _elements(archive: Archive, i: int, row: TensorEntry) -> Array:
-    """Return a tensor as an array of opaque elements of its width, strided or not."""
-    if archive.strides(row) is not None:
-        return archive.elements(i)
-    item = np.dtype((np.void, row.bits >> 3))
-    return np.frombuffer(archive.payload(row.payload), item).reshape(archive.shape(row))
+        nbytes = min(len(x) or _PIECE, len(y) or _PIECE, _PIECE)
+        yield x[:nbytes], y[:nbytes]
+        x, y = x[nbytes:], y[nbytes:]
 
 
 def _values(piece: Array, kind: DType, bits: int, elements: int) -> Array:
@@ -325,8 +335,8 @@ def _values(piece: Array, kind: DType, bits: int, elements: int) -> Array:
 
 def _as_integers(values: Array) -> Array:
     """Return elements as unsigned integers of their width; two per element of 16 bytes."""
-    item = values.dtype.itemsize
-    return values.view(np.uint64).reshape(-1, 2) if item == 16 else values.view(f"u{item}")
+    nbytes = values.dtype.itemsize
+    return values.view(np.uint64).reshape(-1, 2) if nbytes == 16 else values.view(f"u{nbytes}")
 
 
 def _largest_difference(u: Array, v: Array) -> float | int:

@@ -15,7 +15,7 @@ from typing import Any
 from zcrecord.archive.archive import Progress, require_archive
 from zcrecord.codec.conventions import SIGNATURE_PREFIX
 from zcrecord.errors import UnsupportedError, printable
-from zcrecord.record.edit import add_metadata, add_metadata_to_catalogue, reformed_attribute
+from zcrecord.record.edit import add_metadata, add_metadata_to_catalogue, noncanonical_attribute
 from zcrecord.record.load import load_record
 from zcrecord.record.own_shards import check_no_shard
 from zcrecord.record.record import Record
@@ -100,7 +100,7 @@ def sign(
             raise UnsupportedError("is packed, or remote; name a file for the signed archive", path=source)
         if dest is None:
             check_no_shard(source)
-        if (attribute := reformed_attribute(record.archive)) is not None:
+        if (attribute := noncanonical_attribute(record.archive)) is not None:
             fault = f"attribute '{printable(attribute)}' is not in the form that saving gives it"
             advice = "so the content digest would change; load the archive, save it, and sign that"
             raise UnsupportedError(f"{fault}, {advice}", path=record.archive.path)

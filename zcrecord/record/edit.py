@@ -23,15 +23,7 @@ from zcrecord.archive.part_source import PartSource
 from zcrecord.archive.subset import GONE, Names, Rename
 from zcrecord.codec.blocks import BlockTable, add_blocks
 from zcrecord.codec.conventions import CATALOGUE_TYPE, REFERENCES_TYPE, SIGNATURE_PREFIX, TUNED_TYPE
-from zcrecord.codec.entries import (
-    Entries,
-    PayloadId,
-    TensorLayout,
-    changed_value,
-    is_attribute,
-    list_type,
-    value_type,
-)
+from zcrecord.codec.entries import Entries, PayloadId, TensorLayout, changed_value, is_attribute, list_type, value_type
 from zcrecord.codec.index import PAYLOAD
 from zcrecord.codec.layout import NONE
 from zcrecord.errors import SourceError, TensorNotFoundError, UnsupportedError, located
@@ -173,19 +165,20 @@ class RecordEditor(MutableMapping[str, Any]):
             self._record = None
 
     def _begin(self, record: Record) -> None:
-        """Note the record as it is, by references to its payloads, before the first change."""
+        """Begin with the record as it is stored: by references, numbers of stored payloads and, then, new ones."""
         self._started = time.perf_counter()
         self._record = record
-        out = self._source if self._dest is None else self._dest
-        self._out = out if is_url(out) else absolute_path(out)  # the working folder may change in the block
+        dest = self._source if self._dest is None else self._dest
+        self._absolute_dest = (
+            dest if is_url(dest) else absolute_path(dest)
+        )  # the working folder may change in the block
         self._current: Archive = record.archive  # its index has all changes but `_tensors_set` and `_attributes_set`
-        # A reference is the number of a stored payload or, from `_first_new` on, of one of `_values`.
         self._first_new = len(record.archive.index.payloads)
         self._refs = list(range(self._first_new))  # of the payloads of `_current`
         self._values: list[Any] = []
         self._views: dict[int, tuple[Any, int]] = {}  # by id: bytes that were returned, and their reference
         self._blobs: dict[bytes, int] = {}  # references of bytes that were set
-        self._tensors_set: dict[str, tuple[TensorLayout, int, Any] | None] = {}  # layout, reference, value
+        self._tensors_set: dict[str, tuple[TensorLayout, int, Any] | None] = {}  # layout, reference, value; None: gone
         self._attributes_set: dict[str, Any] = {}
         self._numbers: dict[str, int] = {}  # of the tensors of `_current`
         self._attributes: dict[str, Any] | None = None  # of `_current`
@@ -209,10 +202,12 @@ class RecordEditor(MutableMapping[str, Any]):
         if name not in self:
             raise TensorNotFoundError(str(name), lambda: list(self), path=self._source)
         if (entry := self._tensors_set.get(name)) is not None:
-            return entry[2]
-        i = self._tensor_numbers()[name]
-        ref = self._reference(self._current.row(i).payload)
-        return self._current.view(i) if ref < self._first_new or ref == NONE else self._values[ref - self._first_new]
+            _, _, value = entry
+            return value
+        number = self._tensor_numbers()[name]
+        ref = self._reference(self._current.row(number).payload)
+        is_new = self._first_new <= ref < NONE
+        return self._values[ref - self._first_new] if is_new else self._current.view(number)
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._check_name(name)
@@ -231,23 +226,20 @@ class RecordEditor(MutableMapping[str, Any]):
             self._tensors_set[name] = None
 
     def __contains__(self, name: object) -> bool:
-        known = self._tensor_numbers()
+        stored = self._tensor_numbers()
         entry = self._tensors_set.get(name, GONE) if isinstance(name, str) else GONE
-        return name in known if entry is GONE else entry is not None
+        return name in stored if entry is GONE else entry is not None
 
     def __iter__(self) -> Iterator[str]:
         self._apply_changes()
         return iter(list(self._tensor_numbers()))
 
     def __len__(self) -> int:
-        known = self._tensor_numbers()
-        return len(known) + sum((entry is not None) - (name in known) for name, entry in self._tensors_set.items())
+        stored = self._tensor_numbers()
+        added = sum(entry is not None and name not in stored for name, entry in self._tensors_set.items())
+        return len(stored) + added - sum(entry is None for entry in self._tensors_set.values())
 
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __hash__(self) -> int:
-        return id(self)
+    __eq__, __hash__ = object.__eq__, object.__hash__
 
     def __repr__(self) -> str:
         return f"<RecordEditor {self._source}>"
@@ -290,23 +282,28 @@ class RecordEditor(MutableMapping[str, Any]):
             tensors would have one name.
         """
         archive = self._apply_changes()
-        rename: Any = old
+        rename = self._rename_of(old, new)
+        with located(path=self._source):
+            self._replace_index(subset.PartBuilder(archive).rename(rename).part(), self._refs)
+
+    def _rename_of(self, old: Any, new: str | None) -> Any:
+        """Return the arguments of `rename` as one mapping or function, after a check that the old names exist."""
+        rename = old
         if isinstance(old, str):
             if not isinstance(new, str):
                 raise UnsupportedError(f"rename takes a new name for '{old}', not a {type(new).__name__}")
             if "*" in old and old not in self._tensor_numbers():
                 rename = star_renamer(old, new)
                 self._check_known([old], star_match(old))
-            else:
-                rename = {old: new}
+                return rename
+            rename = {old: new}
         elif isinstance(old, re.Pattern):
             rename = {old: new}
         elif new is not None:
             raise UnsupportedError("rename takes a new name with an old one alone, not with a mapping or a function")
         if isinstance(rename, Mapping):
             self._check_known([name for name in rename if isinstance(name, str) and name])
-        with located(path=self._source):
-            self._replace_index(subset.PartBuilder(archive).rename(rename).part(), self._refs)
+        return rename
 
     def _check_name(self, name: Any) -> None:
         self._open_record()
@@ -333,13 +330,13 @@ class RecordEditor(MutableMapping[str, Any]):
         if not isinstance(value, PayloadId):
             return value
         ref = self._reference(value)
-        new = self._first_new <= ref < NONE
-        view = self._values[ref - self._first_new].data if new else self._current.payload(value)
+        is_new = self._first_new <= ref < NONE
+        view = self._values[ref - self._first_new].data if is_new else self._current.payload(value)
         self._views[id(view)] = view, ref
         return view
 
     def _reference_of(self, octets: Any) -> int:
-        """Return a reference to bytes that an attribute holds."""
+        """Return a reference to an attribute's bytes; bytes that are neither stored nor known yet are added."""
         if id(octets) in self._views:
             return self._views[id(octets)][1]
         if not memoryview(octets).nbytes:  # `len` counts rows
@@ -364,7 +361,7 @@ class RecordEditor(MutableMapping[str, Any]):
         return self._attributes
 
     def _replace_index(self, part: subset.PartIndex, refs: list[int]) -> None:
-        """Make a part of `_current` the current archive; `refs` are the references of its payloads, new ones too."""
+        """Make a changed index of `_current` the current one; its payload numbers are indices into `refs`."""
         self._refs = [refs[n] for n in part.numbers]
         stored = self._open_record().archive
         self._current = Archive(stored.header, part.index, PartSource(stored.source, self._refs))
@@ -372,30 +369,32 @@ class RecordEditor(MutableMapping[str, Any]):
 
     def _apply_changes(self) -> Archive:
         """Put the tensors and attributes that were set into the index; return the current archive."""
-        stored = self._open_record().archive.index.payloads
-        if self._tensors_set or self._attributes_set:
-            refs, numbers = list(self._refs), {ref: n for n, ref in enumerate(self._refs)} | {NONE: NONE}
+        stored_rows = self._open_record().archive.index.payloads
+        if not self._tensors_set and not self._attributes_set:
+            return self._current
+        refs, numbers = list(self._refs), {ref: number for number, ref in enumerate(self._refs)} | {NONE: NONE}
 
-            def number(ref: int) -> int:
-                if numbers.setdefault(ref, len(refs)) == len(refs):
-                    refs.append(ref)
-                return numbers[ref]
+        def number_of(ref: int) -> int:
+            if numbers.setdefault(ref, len(refs)) == len(refs):
+                refs.append(ref)
+            return numbers[ref]
 
-            def as_payload(value: Any) -> Any:
-                octets = isinstance(value, bytes | memoryview)
-                return PayloadId(number(self._reference_of(value))) if octets else value
+        def as_payload(value: Any) -> Any:
+            is_bytes = isinstance(value, bytes | memoryview)
+            return PayloadId(number_of(self._reference_of(value))) if is_bytes else value
 
-            tensors = {name: entry and (entry[0], number(entry[1])) for name, entry in self._tensors_set.items()}
-            attributes = {name: changed_value(value, as_payload) for name, value in self._attributes_set.items()}
-            rows = np.zeros(len(refs), PAYLOAD)
-            rows[: len(self._refs)] = self._current.index.payloads
-            for n, ref in enumerate(refs[len(self._refs) :], len(self._refs)):
-                rows[n] = stored[ref] if ref < self._first_new else (0, self._values[ref - self._first_new].nbytes, 0)
-            with located(path=self._source):
-                builder = subset.PartBuilder(self._current).change(tensors, attributes, rows)
-                self._replace_index(builder.part(), refs)
-            self._tensors_set.clear()
-            self._attributes_set.clear()
+        tensors = {name: entry and (entry[0], number_of(entry[1])) for name, entry in self._tensors_set.items()}
+        attributes = {name: changed_value(value, as_payload) for name, value in self._attributes_set.items()}
+        rows = np.zeros(len(refs), PAYLOAD)
+        rows[: len(self._refs)] = self._current.index.payloads
+        for number, ref in enumerate(refs[len(self._refs) :], len(self._refs)):
+            is_stored = ref < self._first_new
+            rows[number] = stored_rows[ref] if is_stored else (0, self._values[ref - self._first_new].nbytes, 0)
+        with located(path=self._source):
+            builder = subset.PartBuilder(self._current).change(tensors, attributes, rows)
+            self._replace_index(builder.part(), refs)
+        self._tensors_set.clear()
+        self._attributes_set.clear()
         return self._current
 
     def _write_edited(self) -> None:
@@ -414,7 +413,7 @@ class RecordEditor(MutableMapping[str, Any]):
             old = StoredArchive(stored.header, rows, stored.buffer, file.fileno(), blocks)
             edited = plan_edited(old, stored_numbers, entries, sources)
             keeps_file = edited.unchanged and self._dest is None
-            cloned = 0 if keeps_file else self._write(edited, path, identity)
+            cloned = 0 if keeps_file else self._write_archive(edited, path, identity)
         self.report = EditReport(
             source=self._source,
             dest=self._source if self._dest is None else self._dest,
@@ -430,7 +429,7 @@ class RecordEditor(MutableMapping[str, Any]):
         """Remove signatures of the old content from the metadata, if it changed; return their keys' ids."""
         record = self._open_record()
         signed = {k: v for k, v in record.metadata.items() if k.startswith(SIGNATURE_PREFIX)}
-        changed = self._content_changed or (signed and reformed_attribute(record.archive) is not None)
+        changed = self._content_changed or (signed and noncanonical_attribute(record.archive) is not None)
         lapsed = [k for k, v in signed.items() if changed and self.metadata.get(k) == v]
         for key in lapsed:
             del self.metadata[key]
@@ -441,18 +440,19 @@ class RecordEditor(MutableMapping[str, Any]):
             fault = "was replaced meanwhile; start again with the archive that is there now"
             raise SourceError(fault, path=self._source)
 
-    def _write(self, edited: EditedArchive, path: str, identity: Any) -> int:
-        """Write the archive; return how many bytes the file system cloned."""
+    def _write_archive(self, edited: EditedArchive, path: str, identity: Any) -> int:
+        """Write the archive, unless the file at `path` was replaced; return how many bytes the file system cloned."""
         replaces = identity if self._dest is None else self._replaces
-        with open_sink(self._out, durable=self._durable, replaces=replaces) as sink:
+        with open_sink(self._absolute_dest, durable=self._durable, replaces=replaces) as sink:
             if not sink.can_rewind:
-                raise UnsupportedError("an edited archive is a regular file in a folder; name one", path=self._out)
+                fault = "an edited archive is a regular file in a folder; name one"
+                raise UnsupportedError(fault, path=self._absolute_dest)
             cloned = edited.write(sink, self._progress)
             self._check_unreplaced(path, identity)
         return cloned
 
     def _number_payloads(self, entries: Entries) -> tuple[list[int], list[Any]]:
-        """Number the payloads that entries use: stored ones, then new ones; return both.
+        """Number the payloads that entries use; return the stored ones' old numbers, and the sources of new ones.
 
         The layouts of new tensors are planned here, when all tensors that may share memory are known.
         """
@@ -468,17 +468,18 @@ class RecordEditor(MutableMapping[str, Any]):
 
         entries.change_values(as_reference)
         refs = list(map(self._reference, entries.payloads))
-        added = list(dict.fromkeys(ref for ref in refs if first <= ref < NONE))
-        plan = plan_sharing([self._values[ref - first] for ref in added])
+        new_refs = list(dict.fromkeys(ref for ref in refs if first <= ref < NONE))
+        plan = plan_sharing([self._values[ref - first] for ref in new_refs])
         sources: list[Any] = list(plan.sources)
         stored_numbers = sorted({ref for ref in (*refs, *blobs) if ref < first})
-        numbers = {ref: n for n, ref in enumerate(stored_numbers)} | {NONE: NONE}
-        numbers |= {ref: len(stored_numbers) + s for ref, s in zip(added, plan.source_ids, strict=True)}
+        numbers = {ref: number for number, ref in enumerate(stored_numbers)} | {NONE: NONE}
+        numbers |= {ref: len(stored_numbers) + source for ref, source in zip(new_refs, plan.source_ids, strict=True)}
         for ref in blobs:
-            if numbers.setdefault(ref, len(stored_numbers) + len(sources)) == len(stored_numbers) + len(sources):
+            if ref not in numbers:
+                numbers[ref] = len(stored_numbers) + len(sources)
                 sources.append(self._values[ref - first])
-        planned = {ref: plan.layouts[n] for ref, n in zip(added, plan.layout_ids, strict=True)}
-        layouts: dict[TensorLayout, int] = {}
+        planned = {ref: plan.layouts[n] for ref, n in zip(new_refs, plan.layout_ids, strict=True)}
+        layouts: dict[TensorLayout, int] = {}  # each distinct one, and its number
         entries.layout_ids = [
             layouts.setdefault(planned.get(ref, entries.layouts[n]), len(layouts))
             for ref, n in zip(refs, entries.layout_ids, strict=True)
@@ -534,18 +535,20 @@ def _check_editable(archive: Archive) -> None:
         raise UnsupportedError(f"is tuned for the model as it is; {advice}", path=archive.path)
 
 
-def reformed_attribute(archive: Archive) -> str | None:
-    """Return the key of an attribute whose stored form a save would change (R69), None if there is none."""
+def noncanonical_attribute(archive: Archive) -> str | None:
+    """Return the key of the first attribute whose stored type a save would change (R69); None if there is none."""
     ix = archive.index
-    for row, a in zip(ix.attributes, unflatten.attribute_entries(ix, ix.attributes, PayloadId), strict=True):
-        kind = list_type(a.value) if isinstance(a.value, list | tuple) else value_type(a.value)
-        if kind != int(row["type"]):
-            return a.key
+    attributes = unflatten.attribute_entries(ix, ix.attributes, PayloadId)
+    for stored_type, attribute in zip(ix.attributes["type"].tolist(), attributes, strict=True):
+        value = attribute.value
+        saved_type = list_type(value) if isinstance(value, list | tuple) else value_type(value)
+        if saved_type != stored_type:
+            return attribute.key
     return None
 
 
 def add_metadata(record: Record, dest: Any, added: Mapping[str, Any], *, durable: bool) -> None:
-    """Write the archive of a whole local file again, with more metadata, to a path or in its own place."""
+    """Write a local file's archive again, with more metadata, to `dest`, or in place if that is None."""
     editor = RecordEditor(str(record.path), dest, force=True, durable=durable)
     editor._begin(record)
     editor.metadata |= added
@@ -568,7 +571,8 @@ def add_metadata_to_catalogue(record: Record, added: Mapping[str, Any], *, durab
     tree = Record(catalogue).tree()
     tree["outline"] = np.frombuffer(outline, np.uint8)
     if BLOBS in tree:
-        count = len(tree[BLOBS]) if isinstance(tree[BLOBS], list | tuple) else 1  # the source refuses any other value
+        is_list = isinstance(tree[BLOBS], list | tuple)  # else one value: the source refuses any but bytes
+        count = len(tree[BLOBS]) if is_list else 1
         blobs = archive.source.numbers_in_file(NONE, np.arange(count))
         tree[BLOBS] = [catalogue.payload(number) for number in blobs.tolist()]
     assert catalogue.source.file is not None, "it is mapped"

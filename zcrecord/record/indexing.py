@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from bisect import bisect
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -64,7 +66,8 @@ def index(
         (2, 3)
     """
     started, kind, path, out = time.perf_counter(), digest_kind(digest), path_of(source), path_of(dest)
-    path = model_in(path) if os.path.isdir(path) else path
+    if os.path.isdir(path):
+        path = model_in(path)
     version = check_destination(path, out, force)
     memory = map_file(path, least=0)
     format_name = foreign_format(memory)
@@ -76,7 +79,7 @@ def index(
         outline = outline_of(format_name, MemoryReader(memory))
         archive = outline.archive(memory)
         for reader in outline.readers.values():
-            check_destination(reader.path, out, force=True)
+            check_destination(reader.path, out, force=True)  # raises if it is the file read
         if kind:
             check_members(archive)
     files = Files(out)
@@ -104,26 +107,32 @@ def index(
 def _refer_to_payloads(
     archive: Archive, outline: Outline, files: Files, writer: ReferencingWriter, kind: int, progress: Progress
 ) -> list[int]:
-    """Refer to every payload of an archive over other formats' files, or store it, if it lies in no file."""
-    readers, source, out = outline.readers, archive.source, []
-    rows, total = archive.index.payloads, int(archive.index.payloads["nbytes"].sum())
-    bases = np.array(sorted(readers), np.int64)
-    users = dict(zip(archive.index.tensors["payload"].tolist()[::-1], archive.names()[::-1], strict=True))
-    done = 0
+    """Refer to each payload, or store an attribute's that lies in no file; return the ids, by payload number."""
+    source, rows, ids, done = archive.source, archive.index.payloads, list[int](), 0
+    total = int(rows["nbytes"].sum())
+    bases = sorted(outline.readers)
+    users = dict(zip(archive.index.tensors["payload"].tolist()[::-1], archive.names()[::-1], strict=True))  # the first
     for number, (offset, nbytes, _) in enumerate(rows.tolist()):
-        k = int(np.searchsorted(bases, offset, "right")) - 1
-        reader = readers[int(bases[k])] if k >= 0 and offset < bases[k] + readers[int(bases[k])].nbytes else None
-        reason = source.decoding(number)
-        if number in users and (reader is None or reason is not None):
-            fault = f"is {reason or 'no range of the file'}, and an index names ranges of files; convert the file"
+        base, reader = _reader_at(outline.readers, bases, offset)
+        decoding = source.decoding(number)
+        if number in users and (reader is None or decoding is not None):
+            fault = f"is {decoding or 'no range of the file'}, and an index names ranges of files; convert the file"
             raise UnsupportedError(fault, tensor=users[number])
-        if reader is None or reader.memory.path is None:
-            out.append(writer.store(np.frombuffer(source.payload(number), np.uint8)))
-            continue
         octets = np.frombuffer(source.payload(number), np.uint8)
+        if reader is None or reader.memory.path is None:
+            ids.append(writer.store(octets))
+            continue
         digest = digest_of_source(octets, writer.checksums) if kind else 0
         file = files.number(reader.memory, reader.described)
-        out.append(writer.refer(Range(file, offset - int(bases[k]), nbytes, digest)))
+        ids.append(writer.refer(Range(file, offset - base, nbytes, digest)))
         done += nbytes
         progress(done, total)
-    return out
+    return ids
+
+
+def _reader_at(readers: Mapping[int, MemoryReader], bases: list[int], offset: int) -> tuple[int, MemoryReader | None]:
+    """Return the base and the reader of the file that has an outline's offset; the reader is None if no file has it."""
+    position = bisect(bases, offset) - 1
+    base = bases[position] if position >= 0 else 0
+    reader = readers.get(base)
+    return base, reader if reader is not None and base <= offset < base + reader.nbytes else None

@@ -170,7 +170,7 @@ def _check_choice(name: str, value: Any, known: tuple[Any, ...]) -> None:
 
 
 def _load(source: Any, names: Names | None, rename: Rename | None, options: LoadOptions) -> Archive:
-    """Open a source as an archive, perhaps a deferred one, or a part of it, checked as the options ask."""
+    """Open a source as an archive, or a part of it, checked as the options ask; of safetensors perhaps deferred."""
     if is_url(source):
         from zcrecord.foreign import open_remote  # here, because few archives are remote
         from zcrecord.remote.open_url import open_url
@@ -180,7 +180,8 @@ def _load(source: Any, names: Names | None, rename: Rename | None, options: Load
         if not isinstance(opened, str):
             return _fetch_part(_open_remote(source, opened, options), names, rename, options)
         source = opened
-    if keeps_chosen := names is not None and options.mmap is False and not options.checks_content:
+    reads_chosen = names is not None and options.mmap is False and not options.checks_content
+    if reads_chosen:
         options = replace(options, mmap=None)
     memory, name = _memory(source, options.mmap)
     if options.mmap and memory.on_demand:
@@ -200,13 +201,18 @@ def _load(source: Any, names: Names | None, rename: Rename | None, options: Load
         archive = _verify(_open_local(memory, options, defer=defer), options)
         _check_content(archive, options, local=True)
         archive = _select(archive, names, rename)
-        if keeps_chosen:
-            for number in range(len(archive.index.payloads)):
-                for piece in archive.source.pieces(number):
-                    piece.source.keep(piece.number)
+        if reads_chosen:
+            _read_payloads(archive)
         return archive
     except RecordError as error:
         raise error.located(path=name) from error.__cause__
+
+
+def _read_payloads(archive: Archive) -> None:
+    """Read all payloads of an archive that is read on demand, and keep them in memory."""
+    for number in range(len(archive.index.payloads)):
+        for piece in archive.source.pieces(number):
+            piece.source.keep(piece.number)
 
 
 def _fetch_part(archive: Archive, names: Names | None, rename: Rename | None, options: LoadOptions) -> Archive:
@@ -236,9 +242,9 @@ def _verify(archive: Archive, options: LoadOptions) -> Archive:
 
 
 def _check_content(archive: Archive, options: LoadOptions, *, local: bool = False) -> None:
-    """Compare the content with what is expected, or signed by a trusted key; a local record is pickled with its digest.
+    """Compare the content with the expected digest, or the one that a trusted key's owner signed, if there is any.
 
-    Payloads of a remote one are pinned.
+    IntegrityError if they differ. A `local` archive is then pickled with its digest; payloads of others are pinned.
     """
     if not options.checks_content:
         return
@@ -256,18 +262,14 @@ def _check_content(archive: Archive, options: LoadOptions, *, local: bool = Fals
 
 
 def _open_remote(url: str, archive: Archive, options: LoadOptions) -> Archive:
-    """Return a remote archive, or what a remote catalogue describes.
-
-    Raises:
-        UnsupportedError: `embedded` is given.
-    """
+    """Return a remote archive, or the one that a remote catalogue describes; UnsupportedError if it is embedded."""
     if options.embedded is not None:
         fault = f"embedded={options.embedded!r} is for local files; download it, or have the archive served by itself"
         raise UnsupportedError(fault, path=archive.path)
-    again = LoadOptions(cache=options.cache, storage_options=options.storage_options)
+    reload_options = LoadOptions(cache=options.cache, storage_options=options.storage_options)
 
-    def recipe(other: Archive) -> tuple[Any, ...]:
-        return _reload, (url, again, other.seal(), other.source.pins())
+    def recipe(pickled: Archive) -> tuple[Any, ...]:
+        return _reload, (url, reload_options, pickled.seal(), pickled.source.pins())
 
     if not archive.whole:
         archive.source.recipe = recipe
@@ -279,10 +281,10 @@ def _open_remote(url: str, archive: Archive, options: LoadOptions) -> Archive:
     archive.fetch()
 
     def open_shard(name: str) -> Archive:
-        beside = file_beside(url, name)
-        opened = open_url(beside, verify="touch", cache=options.cache, options=options.storage_options)
-        assert isinstance(opened, Archive), "the shards of a remote catalogue are remote"
-        return opened
+        shard_url = file_beside(url, name)
+        shard = open_url(shard_url, verify="touch", cache=options.cache, options=options.storage_options)
+        assert isinstance(shard, Archive), "the shards of a remote catalogue are remote"
+        return shard
 
     def open_file(name: str, open_memory: Any) -> Archive:
         return open_ranges(file_beside(url, name), open_memory, options.cache, options.storage_options)
@@ -291,7 +293,10 @@ def _open_remote(url: str, archive: Archive, options: LoadOptions) -> Archive:
 
 
 def _open_file(mmap: bool | None, path: str, *, least: int = 2 * HEADER_SIZE, opened: int | None = None) -> Memory:
-    """Open a file as `load_record` says; one in a format that is not read on demand, such as packed ones, is read."""
+    """Map a file if `mmap` is True, read it on demand if None, read it whole if False; `map_file` has the arguments.
+
+    A file in a format that cannot be read on demand, such as a packed archive, is read whole instead.
+    """
     if mmap is not False:
         memory = read_on_demand(path, unless_local=bool(mmap), least=least, opened=opened)
         if not memory.on_demand or memory.octets[:8] == MAGIC:
@@ -302,7 +307,7 @@ def _open_file(mmap: bool | None, path: str, *, least: int = 2 * HEADER_SIZE, op
 
 
 def _memory(source: Any, mmap: bool | None) -> tuple[Memory, str | None]:
-    """Return a source's bytes, and its name in errors; a resource cannot be loaded again by that name."""
+    """Return a source's bytes, and its name in errors; None for bytes and streams, which have none."""
     opened = None
     if hasattr(source, "read") and (name := path_of_open(source)) is not None:
         source, opened = name, source.fileno()
@@ -311,8 +316,8 @@ def _memory(source: Any, mmap: bool | None) -> tuple[Memory, str | None]:
 
         if hasattr(source, "read_bytes"):
             return read_resource(source), str(source)
-        stream = hasattr(source, "read") and not isinstance(source, _mmap.mmap)
-        return read_stream(source) if stream else Memory(buffer_of(source)), None
+        is_stream = hasattr(source, "read") and not isinstance(source, _mmap.mmap)
+        return read_stream(source) if is_stream else Memory(buffer_of(source)), None
     path, read = path_of(source), functools.partial(_open_file, mmap)
     try:
         return read(path, opened=opened), path
@@ -338,24 +343,31 @@ def _open_local(memory: Memory, options: LoadOptions, *, defer: bool) -> Archive
 
         archive = open_packed(memory, verify=options.verify, mode=options.mode)
     elif embedded is None and memory.octets[:8] != MAGIC and (kind := _foreign_format(memory)) is not None:
-        from zcrecord.foreign import open_foreign
-
-        ends_in_archive(memory.octets)  # raises: other readers would not see the one attached
-        shards = (memory.path or "").endswith(".json")
-        defer = defer and kind == "safetensors" and memory.mapping is not None and options.verify != "full"
-        if defer and not (shards and (options.mode == "c" or not options.mmap)):  # it would map the shards
-            from zcrecord.foreign.safetensors import DeferredArchive
-
-            return DeferredArchive(memory, _recipe, options.mode)  # type: ignore[return-value]  # it stands for one
-        archive = open_foreign(kind, memory, read=functools.partial(_open_file, options.mmap))
+        archive = _open_other_format(kind, memory, options, defer=defer)
+        if not isinstance(archive, Archive):  # a deferred one
+            return archive
     else:
         if embedded is None and ends_in_archive(memory.octets):
             embedded = "suffix"
-        own = memory.identity is not None and not memory.octets.readonly  # read from a file, into memory of our own
-        mode: Mode = options.mode if own else "r"
+        is_own = memory.identity is not None and not memory.octets.readonly  # read from a file, into memory of our own
+        mode: Mode = options.mode if is_own else "r"
         archive = open_archive(memory, verify=options.verify, embedded=embedded, mode=mode)
     archive.source.recipe = _recipe
     return _open_local_files(archive, memory) if names_files(archive) else archive
+
+
+def _open_other_format(kind: str, memory: Memory, options: LoadOptions, *, defer: bool) -> Archive:
+    """Return the archive over a file of another format; of safetensors, with `defer`, one that is made on first use."""
+    from zcrecord.foreign import open_foreign
+
+    ends_in_archive(memory.octets)  # raises: other readers would not see the one attached
+    has_shards = (memory.path or "").endswith(".json")
+    can_defer = kind == "safetensors" and memory.mapping is not None and options.verify != "full"
+    if defer and can_defer and not (has_shards and (options.mode == "c" or not options.mmap)):  # it maps the shards
+        from zcrecord.foreign.safetensors import DeferredArchive
+
+        return DeferredArchive(memory, _recipe, options.mode)  # type: ignore[return-value]  # it stands for one
+    return open_foreign(kind, memory, read=functools.partial(_open_file, options.mmap))
 
 
 def _foreign_format(memory: Memory) -> str | None:
@@ -367,7 +379,7 @@ def _foreign_format(memory: Memory) -> str | None:
 def _open_described(
     archive: Archive, open_shard: Callable[[str], Archive], open_file: OpenFile, recipe: Any
 ) -> Archive:
-    """Return the archive that a catalogue, or an archive of references, describes; it is pickled by a recipe."""
+    """Return the archive that a catalogue, or an archive of references, describes; its files are opened when needed."""
     from zcrecord.archive.references import ReferencedFiles  # here, because few archives name files
     from zcrecord.archive.sharded import open_catalogue
     from zcrecord.archive.shards import Shards
@@ -381,35 +393,36 @@ def _open_described(
 
 
 def _open_local_files(catalogue: Archive, memory: Memory) -> Archive:
-    """Return the archive that one in a local file describes; its files are mapped, or read, as it was.
+    """Return the archive that a local catalogue, or archive of references, describes; its files are opened as it was.
 
-    They lie beside it, or, if its path is a link, beside the file that it leads to.
+    They lie beside it, or, if its path is a link, beside the file that the link leads to.
     """
     if memory.absolute is None or catalogue.embedded is not None:
         kind = "a catalogue, whose shards" if is_catalogue(catalogue) else "an archive of references, whose files"
         raise UnsupportedError(f"is {kind} lie beside it in files; load it by its path or URL", path=memory.path)
-    base = memory.absolute
+    catalogue_path = memory.absolute
     read = functools.partial(_open_file, None if memory.on_demand else memory.octets.readonly)
 
-    def holder(name: str) -> str:
-        return base if os.path.exists(os.path.join(os.path.dirname(base), name)) else real_path(base)
+    def neighbour_of(name: str) -> str:
+        is_beside = os.path.exists(os.path.join(os.path.dirname(catalogue_path), name))
+        return catalogue_path if is_beside else real_path(catalogue_path)
 
     def open_shard(name: str) -> Archive:
-        archive = open_archive(read(os.path.join(os.path.dirname(holder(name)), name)), verify="touch")
-        archive.source.recipe = _recipe
-        return archive
+        shard = open_archive(read(os.path.join(os.path.dirname(neighbour_of(name)), name)), verify="touch")
+        shard.source.recipe = _recipe
+        return shard
 
     def open_file(name: str, open_memory: Any) -> Archive:
         from zcrecord.foreign.readers import open_beside  # here, because few archives refer to files
 
-        opened: Archive = open_memory(open_beside(holder(name), name, functools.partial(read, least=0)))
+        opened: Archive = open_memory(open_beside(neighbour_of(name), name, functools.partial(read, least=0)))
         return opened
 
     return _open_described(catalogue, open_shard, open_file, _recipe)
 
 
 def _recipe(archive: Archive, expect: str | None = None) -> tuple[Any, ...]:
-    """Return function and arguments for pickle, which load an archive again from its path or bytes."""
+    """Return the function and the arguments by which pickle loads an archive again, from its path or bytes."""
     path = archive.absolute or archive.path
     options = LoadOptions(verify=archive.verified, expect=expect)
     if path is not None:
@@ -419,7 +432,7 @@ def _recipe(archive: Archive, expect: str | None = None) -> tuple[Any, ...]:
 
 
 def _reload(source: str | bytes, options: LoadOptions, seal: bytes, pins: Mapping[Any, Any] | None = None) -> Archive:
-    """Load a pickled archive again; IntegrityError if the file has other content now."""
+    """Load a pickled archive again; IntegrityError if it has another seal or content, or, later, remote payloads."""
     archive = _load(source, None, None, replace(options, expect=None)).with_index()
     if archive.seal() != seal:
         raise IntegrityError("is not the archive that was pickled; it was replaced since", path=archive.path)

@@ -26,27 +26,27 @@ def own_shards(path: str) -> list[ListedFile]:
 
     The caller holds the folder's lock. A file is opened only if its first bytes have a catalogue's type name.
     """
-    out = []
+    shards = []
     with contextlib.suppress(RecordError, OSError):  # a file that cannot be read is replaced, too
         if os.path.isfile(path) and _may_be_catalogue(path):
             for name, shard in proved_shards(path):
                 if shard.source.file is not None:
                     _, inode, nbytes, changed = shard.source.file[1]
-                    out.append(ListedFile(inode, nbytes, changed, name))
-    return out
+                    shards.append(ListedFile(inode, nbytes, changed, name))
+    return shards
 
 
 def _may_be_catalogue(path: str) -> bool:
     """Return True for an archive, not a packed one, that has a catalogue's type name in its first bytes."""
-    kind, end = CATALOGUE_TYPE.encode(), b""
+    type_name, last_piece_end = CATALOGUE_TYPE.encode(), b""
     with open_source(path, regular=True)[0] as file:
         for start in range(0, MOST_OF_CATALOGUE, _PIECE):
             piece = file.read(_PIECE)
             if not (start or piece.startswith(MAGIC)) or not piece:
                 break
-            if kind in end + piece:
+            if type_name in last_piece_end + piece:
                 return True
-            end = piece[-len(kind) :]
+            last_piece_end = piece[-len(type_name) :]
     return False
 
 
@@ -55,15 +55,15 @@ def proved_shards(path: str, options: Mapping[str, Any] | None = None) -> Iterat
     with contextlib.suppress(RecordError), contextlib.ExitStack() as stack:
         record = load_record(path, verify="touch", cache=False, storage_options=options)
         source = stack.enter_context(record).archive.source
-        # An archive of references names files that are nobody's.
-        own = bool(source.file_names) and is_catalogue(source.file_archive(NONE))
-        for file, name in enumerate(source.file_names if own else ()):
+        # An archive of references names files, too, but does not own them.
+        has_shards = bool(source.file_names) and is_catalogue(source.file_archive(NONE))
+        for file, name in enumerate(source.file_names if has_shards else ()):
             with contextlib.suppress(RecordError):
                 yield name, source.file_archive(file)
 
 
 def check_no_shard(path: str) -> None:
-    """Raise UnsupportedError if a file is a shard of the catalogue beside it, which would refuse another one."""
+    """Raise UnsupportedError if the file at a path is a shard of a catalogue beside it, which refuses other ones."""
     folder, name = os.path.split(real_path(path))
     catalogue = catalogue_of_shard(name)
     if catalogue is not None and os.path.isfile(beside := os.path.join(folder, catalogue)):

@@ -75,12 +75,13 @@ class Record(Mapping[str, Any]):
         return self._names
 
     def _find(self, name: object) -> int:
+        """Return a tensor's number, -1 if there is none of that name."""
         archive = self.archive
         if not isinstance(name, str):
             return -1
         if not self._numbers:
-            few = self._lookups < max(_FEWEST_LOOKUPS, len(archive.index.tensors) // _TENSORS_A_LOOKUP)
-            if few or archive.verified == "touch":  # a dictionary would touch all names
+            has_few = self._lookups < max(_FEWEST_LOOKUPS, len(archive.index.tensors) // _TENSORS_A_LOOKUP)
+            if has_few or archive.verified == "touch":  # a dictionary would touch all names
                 self._lookups += 1
                 return archive.find(name)
             archive.prepare_views()
@@ -100,10 +101,10 @@ class Record(Mapping[str, Any]):
         if i < 0:
             if (view := self._archive.early_view(name)) is not None:
                 return view
-            i = self._number(name)
+            i = self._number_of(name)
         return self._archive.view(i)
 
-    def _number(self, name: object) -> int:
+    def _number_of(self, name: object) -> int:
         i = self._find(name)
         if i < 0:
             raise TensorNotFoundError(str(name), self._all_names, path=self._archive.path)
@@ -144,7 +145,7 @@ class Record(Mapping[str, Any]):
 
         Elements of an unknown type with strides are copied, in C order (R77).
         """
-        archive, i = self.archive, self._number(name)
+        archive, i = self.archive, self._number_of(name)
         row = archive.row(i)
         if row.strides != NONE and row.dtype not in dtypes.by_code:
             return memoryview(archive.elements(i).tobytes())
@@ -154,7 +155,7 @@ class Record(Mapping[str, Any]):
         """Return dtype, shape, offset and ties of one tensor; reads no payload byte."""
         from zcrecord.archive import info
 
-        return info.info(self.archive, self._number(name))
+        return info.info(self.archive, self._number_of(name))
 
     def infos(self) -> Iterator[TensorInfo]:
         """Yield the TensorInfo of every tensor in saved order, in linear time."""
@@ -205,8 +206,7 @@ class Record(Mapping[str, Any]):
         """The file's own metadata, by name."""
         archive = self.archive
         archive.ensure_all()
-        ix = archive.index
-        return {a.key: a.value for a in unflatten.metadata_entries(ix, archive.payload)}
+        return {a.key: a.value for a in unflatten.metadata_entries(archive.index, archive.payload)}
 
     @property
     def layout(self) -> ArchiveLayout:
@@ -385,11 +385,7 @@ class Record(Mapping[str, Any]):
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, self.archive.__reduce__()
 
-    def __hash__(self) -> int:
-        return id(self)
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
+    __eq__, __hash__ = object.__eq__, object.__hash__  # not by content, as of other mappings
 
 
 def _reopen(function: Callable[..., Archive], arguments: tuple[Any, ...]) -> Record:

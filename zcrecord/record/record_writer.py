@@ -65,7 +65,7 @@ class RecordWriter:
         self._written: dict[str, tuple[TensorLayout, int]] = {}
         self._stack = contextlib.ExitStack()
         self._out: PayloadWriter | None = None
-        self._unfinished: str | None = None
+        self._unfinished: str | None = None  # the name of a tensor that is being written, or whose writing failed
         self._used = False
 
     def __enter__(self) -> RecordWriter:

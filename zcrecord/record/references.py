@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zcrecord.archive.archive import has_type_name
+from zcrecord.archive.archive import Archive, has_type_name
 from zcrecord.archive.payload_source import Array, was_replaced
 from zcrecord.archive.references import MOST_DESCRIBED
 from zcrecord.codec.blocks import add_blocks
@@ -52,7 +52,7 @@ class ReferencedFile(NamedTuple):
 
 
 class Range(NamedTuple):
-    """Place of a payload: the number of a file, and its offset there; NONE and its number in the archive itself."""
+    """A payload's place: number of a file, and offset there; if the archive itself stores it, NONE and its number."""
 
     file: int
     offset: int
@@ -67,19 +67,31 @@ class Files:
         self._dest = real_path(dest)
         if not self._dest.endswith(".zcr"):  # savers look for references in files of this suffix
             raise UnsupportedError("an archive that refers to other files is named .zcr; rename it", path=dest)
-        self.known: dict[str, int] = {}
+        self._numbers: dict[str, int] = {}  # by path
         self._opened: list[tuple[str, Memory]] = []
         self.files: list[ReferencedFile] = []
 
     def number(self, memory: Memory, described: tuple[int, int]) -> int:
-        """Return the number of a mapped file.
+        """Return the number of a mapped file; a new one is added, known by the SHA-256 of its range `described`.
 
         Raises:
-            UnsupportedError: another folder, no plain name, or a huge index. DestinationExistsError: it is `dest`.
+            UnsupportedError: it lies in another folder, has no plain name, or a huge index. DestinationExistsError: it
+            is the file at `dest`.
         """
-        path, octets = memory.absolute or "", memory.octets
-        if path in self.known:
-            return self.known[path]
+        path, (start, end) = memory.absolute or "", described
+        if path in self._numbers:
+            return self._numbers[path]
+        self._check_path(path)
+        if end - start > MOST_DESCRIBED:
+            fault = f"has an index of {end - start} bytes, at most {MOST_DESCRIBED} can identify a referenced file"
+            raise UnsupportedError(f"{fault}; convert it in shards, and save without a base", path=path)
+        sha256 = hashlib.sha256(memory.octets[start:end]).digest()
+        self.files.append(ReferencedFile(os.path.basename(path), len(memory.octets), described, sha256))
+        self._opened.append((path, memory))
+        return self._numbers.setdefault(path, len(self.files) - 1)
+
+    def _check_path(self, path: str) -> None:
+        """Raise unless a file may be referred to by its name: it lies beside `dest`, and no saver removes it."""
         folder, name = os.path.split(path)
         if real_path(path) == self._dest:
             raise DestinationExistsError("the new archive would refer to it; name another one", path=self._dest)
@@ -91,14 +103,6 @@ class Files:
         if real_path(folder or ".") != os.path.dirname(self._dest) or not is_plain_name(name, ""):
             fault = "lies in another folder than the archive that would refer to it, or has no plain name"
             raise UnsupportedError(f"{fault}; references name files beside it: write it to {folder or '.'}", path=path)
-        start, end = described
-        if end - start > MOST_DESCRIBED:
-            fault = f"has an index of {end - start} bytes, at most {MOST_DESCRIBED} can identify a referenced file"
-            raise UnsupportedError(f"{fault}; convert it in shards, and save without a base", path=path)
-        sha256 = hashlib.sha256(octets[start:end]).digest()
-        self.files.append(ReferencedFile(name, len(octets), described, sha256))
-        self._opened.append((path, memory))
-        return self.known.setdefault(path, len(self.files) - 1)
 
     def check_unreplaced(self) -> None:
         """Raise SourceError if a file was replaced since it was opened: the new archive would refuse the other one."""
@@ -122,32 +126,37 @@ class Base:
             raise DestinationExistsError("is the base, to which the new archive would refer; name another", path=dest)
         check_no_own_shard(self._record, dest)
         archive = self._record.archive
-        if archive.source.file_names and not has_type_name(archive.source.file_archive(NONE), REFERENCES_TYPE):
-            fault = "is a catalogue, whose shards are removed when it is replaced; convert it to one archive"
-            raise UnsupportedError(f"{fault}, and refer to that", path=archive.path)
-        if not archive.index.digest_kind or not archive.source.is_mapped:
-            fault = "has no digests, or is packed, attached or of another format; convert it, or index it"
-            raise UnsupportedError(f"{fault}, and refer to that", path=archive.path)
+        _check_base(archive)
         archive.ensure_all()
         rows = archive.index.payloads
         keys = zip(rows["nbytes"].tolist(), rows["digest"].tolist(), strict=True)
         self._numbers = {key: number for number, key in enumerate(keys)}
 
     def find(self, key: tuple[int, int], written: Iterator[bytes]) -> Range | None:
-        """Return the place of a payload with this size and digest, if its bytes are those that were written."""
+        """Return the place of the payload with a size and digest, and with the bytes of `written`; None without one."""
         number = self._numbers.get(key)
         if number is None:
             return None
         archive = self._record.archive
         [piece] = archive.source.pieces(number)
         octets = piece.source.payload(piece.number)
-        stored = (bytes(octets[at : at + COMPARED]) for at in range(0, len(octets), COMPARED))
+        stored = (bytes(octets[start : start + COMPARED]) for start in range(0, len(octets), COMPARED))
         if not all(map(eq, stored, written)):
             return None
         table = archive.source.piece_table()
-        opened = archive if table is None else archive.source.file_archive(int(table.file[number]))
-        file = self._files.number(piece.source.memory, opened.described)
+        holder = archive if table is None else archive.source.file_archive(int(table.file[number]))
+        file = self._files.number(piece.source.memory, holder.described)
         return Range(file, piece.source.offset + piece.start, *key)
+
+
+def _check_base(archive: Archive) -> None:
+    """Raise UnsupportedError unless files may refer to the payloads of an archive."""
+    if archive.source.file_names and not has_type_name(archive.source.file_archive(NONE), REFERENCES_TYPE):
+        fault = "is a catalogue, whose shards are removed when it is replaced; convert it to one archive"
+        raise UnsupportedError(f"{fault}, and refer to that", path=archive.path)
+    if not archive.index.digest_kind or not archive.source.is_mapped:
+        fault = "has no digests, or is packed, attached or of another format; convert it, or index it"
+        raise UnsupportedError(f"{fault}, and refer to that", path=archive.path)
 
 
 class ReferencingWriter:
@@ -163,7 +172,7 @@ class ReferencingWriter:
         self.begin, self.write = self._stream.begin, self._stream.write
         self.checksums = self._stream.checksums
         self._ranges: list[Range] = []
-        self._own: list[int] = []  # payloads of the stream that are the record's
+        self._own: list[int] = []  # numbers in the stream of payloads that the archive stores itself
 
     def refer(self, place: Range) -> int:
         """Add a payload that lies in a file; return its id."""
@@ -172,13 +181,14 @@ class ReferencingWriter:
 
     def store(self, source: Any) -> int:
         """Write one payload, the values of a LazyTensor or the bytes of an array or SplitSource; return its id."""
-        return self._note(self._stream.store(source))
+        return self._add_written(self._stream.store(source))
 
     def end(self) -> int:
         """Finish the payload in progress and return its id, NONE if no byte was written."""
-        return self._note(self._stream.end())
+        return self._add_written(self._stream.end())
 
-    def _note(self, number: int) -> int:
+    def _add_written(self, number: int) -> int:
+        """Add the payload that was written last; return its id. One that the base has is removed from the stream."""
         if number == NONE:
             return NONE
         key = self._stream.key_of(number)
@@ -192,14 +202,25 @@ class ReferencingWriter:
 
     def finish(self, entries: Entries) -> SaveReport:
         """Write outline, tables and index; the report's `archive_bytes` counts the new archive alone."""
+        entries.change_values(self._store_bytes)
+        ranges, outline, archive_size = self._outline(entries)
+        tables = flatten.flatten(self._tables(ranges, outline))
+        tables.modules[0] = tables.modules[0]._replace(type_name=REFERENCES_TYPE)
+        plan = plan_sharing(tables.values)
+        payloads = [self._stream.store(source) for source in plan.sources]
+        tables.payloads = [NONE if s < 0 else payloads[s] for s in plan.source_ids]
+        tables.layout_ids, tables.layouts = plan.layout_ids, plan.layouts
+        written = self._stream.finish(tables)
+        return replace(report_of(entries, archive_size), archive_bytes=written.archive_bytes)
 
-        def stored(value: Any) -> Any:
-            if isinstance(value, bytes | memoryview):
-                return PayloadId(self.store(np.frombuffer(value, np.uint8)) if memoryview(value).nbytes else NONE)
+    def _store_bytes(self, value: Any) -> Any:
+        """Write the bytes of an attribute and return their payload; any other value as it is."""
+        if not isinstance(value, bytes | memoryview):
             return value
+        return PayloadId(self.store(np.frombuffer(value, np.uint8)) if memoryview(value).nbytes else NONE)
 
-        entries.change_values(stored)
-        ranges, outline, size = self._outline(entries)
+    def _tables(self, ranges: Array, outline: bytes) -> dict[str, Any]:
+        """Return an archive of references as the tree that CONVENTIONS.md describes."""
         files = self._files.files
         tree: dict[str, Any] = {
             "files": {
@@ -214,28 +235,22 @@ class ReferencingWriter:
         }
         if self._own:
             tree[BLOBS] = [PayloadId(number) for number in self._own]
-        tables = flatten.flatten(tree)
-        tables.modules[0] = tables.modules[0]._replace(type_name=REFERENCES_TYPE)
-        plan = plan_sharing(tables.values)
-        payloads = [self._stream.store(source) for source in plan.sources]
-        tables.payloads = [NONE if s < 0 else payloads[s] for s in plan.source_ids]
-        tables.layout_ids, tables.layouts = plan.layout_ids, plan.layouts
-        written = self._stream.finish(tables)
-        return replace(report_of(entries, size), archive_bytes=written.archive_bytes)
+        return tree
 
     def _outline(self, entries: Entries) -> tuple[Array, bytes, int]:
-        """Return the ranges of the outline's payloads, by file and offset, the outline, and the record's size.
+        """Plan the record as one archive; return its payloads' ranges as rows of Range, its outline, and its size.
 
-        Equal ranges of one file have one offset in the outline, as equal payloads do.
+        Rows are sorted by file and offset, and the payloads of `entries` are renumbered so. Equal ranges of one file
+        have one offset in the outline, as equal payloads do.
         """
         ranges = np.array(self._ranges, np.uint64).reshape(-1, 4)
         order = np.lexsort((ranges[:, 2], ranges[:, 1], ranges[:, 0]))
         ordered = ranges[order]
-        new = np.ones(len(ordered), bool)
-        new[1:] = (ordered[1:, :3] != ordered[:-1, :3]).any(axis=1)
+        is_new = np.ones(len(ordered), bool)
+        is_new[1:] = (ordered[1:, :3] != ordered[:-1, :3]).any(axis=1)
         rows = np.zeros(len(ranges), PAYLOAD)
-        offsets, end, base = plan_payloads(ordered[new, 2], self._alignment)
-        rows["offset"][order] = offsets[np.cumsum(new) - 1]
+        offsets, end, base = plan_payloads(ordered[is_new, 2], self._alignment)
+        rows["offset"][order] = offsets[np.cumsum(is_new) - 1]
         rows["nbytes"], rows["digest"] = ranges[:, 2], ranges[:, 3]
         order = renumber_payloads(entries, rows)
         entries.digest_kind = self._kind
@@ -250,8 +265,8 @@ def referencing(
     """Open a writer of an archive that refers to a base; the archive appears at the end, whole.
 
     Raises:
-        UnsupportedError: `dest` is no path, or digests are off; or what `Base` raises. DestinationExistsError: `dest`
-            is the base, or a file that the base refers to.
+        UnsupportedError: `dest` is no path, or digests are off; or `Base` refuses it. DestinationExistsError: `dest` is
+        the base, or a file that the base refers to.
     """
     if hasattr(dest, "write") or is_url(dest):
         raise UnsupportedError("base= is for paths: the files that it refers to lie beside the archive")

@@ -94,7 +94,7 @@ def save_record(
     check_alignment(alignment)
     if isinstance(record, Record):
         check_no_own_shard(record, path_or_none(dest))
-        flat, plan = _of_archive(record.archive)
+        flat, plan = _plan_archive(record.archive)
         if not kind:  # else equal payloads are found by their digests, and stored once
             nbytes = int(record.archive.index.payloads["nbytes"].sum(dtype=np.float64))
             check_apart(nbytes, record.archive.stored_nbytes(), record.path)
@@ -108,7 +108,7 @@ def save_record(
             return write_plan(sink, flat, plan, alignment=alignment, kind=kind, progress=notify)
     options: dict[str, Any] = {"alignment": alignment, "digest": digest, "durable": durable}
     with open_writer(dest, max_shard_size, base, storage_options, **options) as out:
-        return _stream(flat, plan, out, notify)
+        return _write_forward(flat, plan, out, notify)
 
 
 @contextlib.contextmanager
@@ -134,27 +134,27 @@ def open_writer(
             yield StreamWriter(sink, **options)
 
 
-def _stream(flat: flatten.FlatRecord, plan: PayloadPlan, out: PayloadWriter, progress: Progress) -> SaveReport:
+def _write_forward(flat: flatten.FlatRecord, plan: PayloadPlan, out: PayloadWriter, progress: Progress) -> SaveReport:
     """Write a record forward, payloads in the order of first use, the index last."""
     flat.layout_ids, flat.layouts = plan.layout_ids, plan.layouts
     users = dict(zip(reversed(plan.source_ids), reversed(flat.names), strict=True))  # of each source the first tensor
     payloads: list[int] = []
     done, total = 0, sum(source.nbytes for source in plan.sources)
-    several = getattr(out, "store_next", lambda sources, start: [out.store(sources[start])])
-    while (s := len(payloads)) < len(plan.sources):
+    store_next = getattr(out, "store_next", lambda sources, start: [out.store(sources[start])])  # of shards several
+    while (start := len(payloads)) < len(plan.sources):
         progress(done, total)
         try:
-            payloads += several(plan.sources, s)
+            payloads += store_next(plan.sources, start)
         except ProducerError as error:
-            raise error.located(tensor=users[s]) from error.__cause__
-        done += sum(source.nbytes for source in plan.sources[s : len(payloads)])
+            raise error.located(tensor=users[start]) from error.__cause__
+        done += sum(source.nbytes for source in plan.sources[start : len(payloads)])
     progress(total, total)
-    flat.payloads = [payloads[s] if s >= 0 else NONE for s in plan.source_ids]
+    flat.payloads = [payloads[source] if source >= 0 else NONE for source in plan.source_ids]
     return out.finish(flat)
 
 
-def _of_archive(archive: Archive) -> tuple[flatten.FlatRecord, PayloadPlan]:
-    """Return a loaded record's entries and payloads, to be saved again: exactly the tied tensors stay tied."""
+def _plan_archive(archive: Archive) -> tuple[flatten.FlatRecord, PayloadPlan]:
+    """Return a loaded record's entries and payloads, to be saved again; exactly the tied tensors stay tied."""
     archive.ensure_all()
     check_blobs(archive)
     archive.fetch()
@@ -174,15 +174,15 @@ def _of_archive(archive: Archive) -> tuple[flatten.FlatRecord, PayloadPlan]:
 
 
 def stored_entries(archive: Archive) -> Entries:
-    """Return the entries of a loaded archive, with the archive's numbers of payloads, also for bytes."""
+    """Return a loaded archive's entries, to be written again; payloads, also of bytes, by their numbers in it."""
     archive.ensure_all()
     ix = archive.index
-    out, plan = _flat_record(archive, PayloadId), _layouts_of(archive)
+    entries, plan = _flat_record(archive, PayloadId), _layouts_of(archive)
     plan.renumber()
-    out.layout_ids, out.layouts = plan.layout_ids, plan.layouts
-    out.payloads = ix.tensors["payload"].tolist()
-    out.metadata = unflatten.metadata_entries(ix, PayloadId)
-    return out
+    entries.layout_ids, entries.layouts = plan.layout_ids, plan.layouts
+    entries.payloads = ix.tensors["payload"].tolist()
+    entries.metadata = unflatten.metadata_entries(ix, PayloadId)
+    return entries
 
 
 def _flat_record(archive: Archive, payload: Any) -> flatten.FlatRecord:
@@ -200,23 +200,23 @@ def _flat_record(archive: Archive, payload: Any) -> flatten.FlatRecord:
 
 
 def _columns(rows: Any, *names: str) -> Iterator[tuple[int, ...]]:
-    """Yield the numbers of some columns, row by row; five times faster than by the rows themselves."""
+    """Yield the values of some columns of a table, row by row; five times faster than by the rows themselves."""
     return zip(*(rows[name].tolist() for name in names), strict=True)
 
 
 def _layouts_of(archive: Archive) -> PayloadPlan:
-    """Return the layouts of a loaded archive's tensors, each distinct one once, without any payload."""
+    """Return a plan with the layouts of a loaded archive's tensors, each distinct one once, and no payload."""
     ix = archive.index
-    out = PayloadPlan(len(ix.tensors))
+    plan = PayloadPlan(len(ix.tensors))
     numbers: dict[tuple[int, ...], int] = {}
     for i, key in enumerate(_columns(ix.tensors, "dims", "rank", "strides", "dtype", "bits", "byte_offset")):
         if (number := numbers.get(key)) is None:
             dims, rank, strides, dtype, bits, byte_offset = key
             shape = tuple(ix.dims[dims : dims + rank].tolist())
             steps = None if strides == NONE else tuple(ix.strides[strides : strides + rank].tolist())
-            number = numbers[key] = out.layout(TensorLayout(dtype, bits, shape, steps, byte_offset))
-        out.layout_ids[i] = number
-    return out
+            number = numbers[key] = plan.layout(TensorLayout(dtype, bits, shape, steps, byte_offset))
+        plan.layout_ids[i] = number
+    return plan
 
 
 def metadata_now(metadata: Metadata | None) -> Mapping[str, Any]:

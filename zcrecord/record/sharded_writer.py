@@ -31,6 +31,8 @@ from zcrecord.writing.writers import SaveReport, StreamWriter
 
 from .own_shards import own_shards
 
+_BATCH = 1 << 19  # bytes of small arrays that are hashed and then written together: a cache holds them
+
 
 class ShardedWriter:
     """Writer of payloads into shards and, at the end, a catalogue; of a single shard, a plain archive.
@@ -60,17 +62,18 @@ class ShardedWriter:
         self._shards: list[tuple[StreamWriter, FileSink]] = []
         self._places: list[tuple[int, int]] = []  # of each payload: its shard, and its number there
         self._equal = EqualPayloads[tuple[int, int]]()  # places
-        self._filled = self._begun = 0  # bytes of payloads in the last shard, and of the one in progress
+        self._shard_nbytes = self._payload_nbytes = 0  # of payloads in the last shard, and of the one in progress
 
     def store(self, source: Any) -> int:
         """Write one payload, the values of a LazyTensor or the bytes of an array or SplitSource; return its id."""
         return self._place_payload(self._shard_for(source.nbytes).store(source), source.nbytes)
 
     def store_next(self, sources: Sequence[Any], start: int) -> list[int]:
-        """Write the next source of a plan, or several: small arrays of new bytes that fit into the shard."""
+        """Write the source `start` of a plan, or several small arrays from it on that fit the shard; return the ids."""
         writer, new = self._shard_for(sources[start].nbytes), list[memoryview]()
-        room = min(1 << 19, self._most - self._filled) if digest_kind(self._digest) else 0  # bytes, which a cache holds
-        for source in map(sources.__getitem__, range(start, len(sources))):
+        room = min(_BATCH, self._most - self._shard_nbytes) if digest_kind(self._digest) else 0
+        for number in range(start, len(sources)):
+            source = sources[number]
             if not isinstance(source, np.ndarray) or source.nbytes > room:
                 break
             octets = as_bytes(source).data
@@ -83,12 +86,12 @@ class ShardedWriter:
         if not new:
             return [self.store(sources[start])]
         writer.add_all(new)
-        self._filled += sum(map(len, new))
+        self._shard_nbytes += sum(map(len, new))
         return list(range(len(self._places) - len(new), len(self._places)))
 
     def begin(self, nbytes: int) -> None:
         """Start a payload of `nbytes` bytes."""
-        self._begun = nbytes
+        self._payload_nbytes = nbytes
         self._shard_for(nbytes).begin(nbytes)
 
     def write(self, data: Any) -> None:
@@ -97,17 +100,18 @@ class ShardedWriter:
 
     def end(self) -> int:
         """Finish the payload in progress and return its id, NONE if no byte was written."""
-        return self._place_payload(self._shards[-1][0].end(), self._begun)
+        return self._place_payload(self._shards[-1][0].end(), self._payload_nbytes)
 
     def _shard_for(self, nbytes: int) -> StreamWriter:
-        if not self._shards or (self._filled and self._filled + nbytes > self._most):
+        """Return the writer of the last shard; of a new one if a payload of `nbytes` bytes does not fit into that."""
+        if not self._shards or (self._shard_nbytes and self._shard_nbytes + nbytes > self._most):
             sink = self.files.add()
             self._shards.append((StreamWriter(sink, alignment=self._alignment, digest=self._digest), sink))
-            self._filled = 0
+            self._shard_nbytes = 0
         return self._shards[-1][0]
 
     def _place_payload(self, number: int, nbytes: int) -> int:
-        """Note the place of a payload in the last shard; remove it if another shard has an equal one. Return its id."""
+        """Return the id of the last shard's newest payload; it is removed again if another shard has an equal one."""
         if number == NONE:
             return NONE
         last, writer = len(self._shards) - 1, self._shards[-1][0]
@@ -120,7 +124,7 @@ class ShardedWriter:
         key, place = writer.key_of(number), (last, number)
         shard, first = place if key is None else self._equal.first(key, place, is_equal)
         if shard == last:
-            self._filled += nbytes
+            self._shard_nbytes += nbytes
         else:
             writer.forget(number)
             place = shard, self._shards[shard][0].repeat(first)
@@ -129,7 +133,7 @@ class ShardedWriter:
 
     def finish(self, entries: Entries) -> SaveReport:
         """Write indexes and the catalogue, and make them appear; the report counts the bytes of all files."""
-        if len(self._shards) > 1 and not self._shards[-1][0].payloads:  # other shards have the equals of all in it
+        if len(self._shards) > 1 and not self._shards[-1][0].payloads:  # all were equal to some in other shards
             self._shards.pop()
             self.files.drop_last()
         if len(self._shards) < 2:
@@ -138,19 +142,19 @@ class ShardedWriter:
         kind = digest_kind(self._digest)
         whole = WholeRecord(entries, shards, alignment=self._alignment, kind=kind)
         scratches, folder = self.files.finish(), os.path.dirname(self._path)
-        last = FileGroup(self._path, durable=self._durable, clear=False)
-        with folder_lock(folder), last:  # so that no other saver takes or removes these names
+        catalogue_file = FileGroup(self._path, durable=self._durable, clear=False)
+        with folder_lock(folder), catalogue_file:  # so that no other saver takes or removes these names
             names = self._free_shard_names()
             tree = catalogue_tree(whole, [s._replace(name=name) for s, name in zip(shards, names, strict=True)])
-            catalogue = write_catalogue(tree, last.add(), kind=kind)
+            catalogue = write_catalogue(tree, catalogue_file.add(), kind=kind)
             files = [Placement(s, os.path.join(folder, name), ()) for s, name in zip(scratches, names, strict=True)]
-            self._put_in_place(files, last.finish())
+            self._put_in_place(files, catalogue_file.finish())
         return replace(whole.report, archive_bytes=catalogue.archive_bytes + sum(shard.nbytes for shard in shards))
 
     def _finish_plain(self, entries: Entries) -> SaveReport:
-        out = self._shards[0][0] if self._shards else self._shard_for(0)
+        writer = self._shards[0][0] if self._shards else self._shard_for(0)
         entries.payloads = [NONE if p == NONE else self._places[p][1] for p in entries.payloads]
-        report = out.finish(entries)
+        report = writer.finish(entries)
         self._put_in_place([], self.files.finish())
         return report
 
@@ -160,27 +164,28 @@ class ShardedWriter:
         put_in_place(files, durable=self._durable, shards_of=own_shards)
 
     def _finish_shards(self, entries: Entries) -> list[WrittenShard]:
-        """Write each shard's index, and number the payloads of `entries` shard by shard."""
-        users: list[list[int]] = [[] for _ in self._shards]
-        for i, payload in enumerate(entries.payloads):
+        """Write each shard's index, and number the payloads of `entries` by shards; the results have no names yet."""
+        tensors: list[list[int]] = [[] for _ in self._shards]  # their numbers, for each shard
+        for number, payload in enumerate(entries.payloads):
             if payload != NONE:
-                users[self._places[payload][0]].append(i)
-        out: list[WrittenShard] = []
+                tensors[self._places[payload][0]].append(number)
+        shards: list[WrittenShard] = []
         payloads = [NONE] * len(entries.payloads)
-        first = 0
-        for chosen, (writer, sink) in zip(users, self._shards, strict=True):
-            some = select_tensors(entries, chosen)
-            some.payloads = [self._places[payload][1] for payload in some.payloads]
-            writer.finish(some)
-            for i, payload in zip(chosen, some.payloads, strict=True):
-                payloads[i] = first + payload
-            first += len(some.payload_rows)
+        first = 0  # number of the shard's first payload in the whole record
+        for numbers, (writer, sink) in zip(tensors, self._shards, strict=True):
+            part = select_tensors(entries, numbers)
+            part.payloads = [self._places[payload][1] for payload in part.payloads]
+            writer.finish(part)
+            for number, payload in zip(numbers, part.payloads, strict=True):
+                payloads[number] = first + payload
+            first += len(part.payload_rows)
             sha256 = hashlib.sha256(writer.index).digest()
-            out.append(WrittenShard("", sink.position, writer.trailer, sha256, some.payload_rows))
+            shards.append(WrittenShard("", sink.position, writer.trailer, sha256, part.payload_rows))
         entries.payloads = payloads
-        return out
+        return shards
 
     def _free_shard_names(self) -> list[str]:
+        """Return a name for each shard, of the first set of names of which none is taken."""
         folder, base = os.path.split(self._path)
         stem, count = base.removesuffix(".zcr"), len(self._shards)
         for turn in itertools.count(1):

@@ -151,11 +151,11 @@ def load_public_key(key: Any) -> Any:
     return _load_key(key, Ed25519PublicKey, load, "public")
 
 
-def _load_key(key: Any, kind: type, load: Callable[[bytes], Any], which: str) -> Any:
-    """Return the loaded key; errors of the package become one typed error, which does not contain the key."""
+def _load_key(key: Any, key_type: type, load: Callable[[bytes], Any], role: str) -> Any:
+    """Return a key as it is, or loaded by `load` from bytes or a file; UnsupportedError, without its bytes, else."""
     from cryptography.exceptions import UnsupportedAlgorithm
 
-    if isinstance(key, kind):
+    if isinstance(key, key_type):
         return key
     data, path = key_bytes(key)
     try:
@@ -168,13 +168,13 @@ def _load_key(key: Any, kind: type, load: Callable[[bytes], Any], which: str) ->
             raise missing_package("bcrypt", why=why).located(path=path) from error
         raise UnsupportedError("is a key of a kind that cryptography does not know; use Ed25519", path=path) from error
     except (ValueError, TypeError) as error:
-        fault = f"is no {which} key in PEM or OpenSSH's form"
-        if which == "private" and (b"PUBLIC KEY" in data or data.startswith(b"ssh-")):
+        fault = f"is no {role} key in PEM or OpenSSH's form"
+        if role == "private" and (b"PUBLIC KEY" in data or data.startswith(b"ssh-")):
             fault = "is a public key; to sign give the private one"
-        elif which == "private" and takes_passphrase(data):
+        elif role == "private" and takes_passphrase(data):
             fault = "is a private key that needs another passphrase, or is damaged"
         raise UnsupportedError(fault, path=path) from error
-    if not isinstance(loaded, kind):
+    if not isinstance(loaded, key_type):
         raise UnsupportedError("the key is not an Ed25519 one; give one of that kind", path=path)
     return loaded
 

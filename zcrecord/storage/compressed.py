@@ -31,9 +31,9 @@ class PeekableStream(io.RawIOBase):
         self._stream = stream
         self.position = 0
         head, nbytes = memoryview(bytearray(_HEAD)), 0
-        while nbytes < _HEAD and (more := read_into(stream, head[nbytes:])):
-            nbytes += more
-        self.head = self._rest = head[:nbytes].tobytes()
+        while nbytes < _HEAD and (count := read_into(stream, head[nbytes:])):
+            nbytes += count
+        self.head = self._unread_head = head[:nbytes].tobytes()
 
     def readable(self) -> bool:
         """Return True."""
@@ -41,8 +41,8 @@ class PeekableStream(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int | None:
         """Read some bytes, as the stream does."""
-        if self._rest:
-            data, self._rest = self._rest[: len(buffer)], self._rest[len(buffer) :]
+        if self._unread_head:
+            data, self._unread_head = self._unread_head[: len(buffer)], self._unread_head[len(buffer) :]
             buffer[: len(data)] = data
             nbytes: int | None = len(data)
         else:
@@ -134,21 +134,21 @@ class ZstdFrames:
         """Read the data by `source(size)`, which returns fewer bytes only at their end."""
         self._source = source
         self._skip = 0  # bytes until the next header
-        self._next, self._need = self._magic, 4
+        self._parse_next, self._header_size = self._parse_magic, 4
         self._header = b""
-        self._checksum = 0
+        self._checksum_size = 0
         self._has_room = True  # the frame may have content
         self.begun = 0
 
     @property
     def due(self) -> int:
         """The most bytes of the next piece."""
-        return self._skip or self._need - len(self._header)
+        return self._skip or self._header_size - len(self._header)
 
     def read(self, size: int) -> bytes:
         """Return the next piece, of at most `size` bytes; none at the end."""
         data = self._source(min(size, self.due)) or b""  # None from one that does not wait, and has none ready
-        is_block = self._next == self._block and not self._skip and self._has_room
+        is_block = self._parse_next == self._parse_block and not self._skip and self._has_room
         self.feed(data)
         return _EMPTY_REPEATED if is_block and data == _EMPTY_RAW else data
 
@@ -158,43 +158,45 @@ class ZstdFrames:
             self._skip -= len(piece)
             return
         self._header += piece
-        if len(self._header) == self._need:
+        if len(self._header) == self._header_size:
             header, self._header = self._header, b""
-            self._next(header)
+            self._parse_next(header)
 
     @property
     def complete(self) -> bool:
         """True if the pieces so far end with a frame."""
-        return not (self._skip or self._header) and self._next == self._magic
+        return not (self._skip or self._header) and self._parse_next == self._parse_magic
 
-    def _expect(self, part: Any, nbytes: int, skip: int = 0) -> None:
-        self._next, self._need, self._skip = part, nbytes, skip
+    def _expect(self, parse: Any, nbytes: int, skip: int = 0) -> None:
+        """Have `parse` parse the next header, of `nbytes` bytes, which comes after `skip` bytes."""
+        self._parse_next, self._header_size, self._skip = parse, nbytes, skip
 
-    def _magic(self, header: bytes) -> None:
+    def _parse_magic(self, header: bytes) -> None:
         self.begun += 1
         if _is_skippable(header):
-            self._expect(self._skippable, 4)
+            self._expect(self._parse_skippable, 4)
         else:  # if it is not a frame, the decompressor reports it
-            self._expect(self._descriptor, 1)
+            self._expect(self._parse_descriptor, 1)
 
-    def _skippable(self, header: bytes) -> None:
-        self._expect(self._magic, 4, int.from_bytes(header, "little"))
+    def _parse_skippable(self, header: bytes) -> None:
+        self._expect(self._parse_magic, 4, int.from_bytes(header, "little"))
 
-    def _descriptor(self, header: bytes) -> None:
-        single = header[0] >> 5 & 1
-        content = (single, 2, 4, 8)[header[0] >> 6]
-        self._checksum, self._has_room = 4 * (header[0] >> 2 & 1), not single or content == 2  # 0 in two bytes is 256
-        self._expect(self._content_size, (1 - single) + (0, 1, 2, 4)[header[0] & 3] + content)
+    def _parse_descriptor(self, header: bytes) -> None:
+        single = header[0] >> 5 & 1  # 1: the frame is one segment, and has no window descriptor
+        content = (single, 2, 4, 8)[header[0] >> 6]  # bytes of the content size
+        self._checksum_size = 4 * (header[0] >> 2 & 1)
+        self._has_room = not single or content == 2  # 0 in two bytes is 256
+        self._expect(self._parse_content_size, (1 - single) + (0, 1, 2, 4)[header[0] & 3] + content)
 
-    def _content_size(self, header: bytes) -> None:
+    def _parse_content_size(self, header: bytes) -> None:
         self._has_room = self._has_room or any(header)  # or a block of one byte is too large for the frame
-        self._expect(self._block, 3)
+        self._expect(self._parse_block, 3)
 
-    def _block(self, header: bytes) -> None:
+    def _parse_block(self, header: bytes) -> None:
         """Expect a block's content and the next block; after the last one the checksum and the next frame."""
         number = int.from_bytes(header, "little")
         nbytes = 1 if number >> 1 & 3 == 1 else number >> 3  # 1: one byte, repeated
         if number & 1:
-            self._expect(self._magic, 4, nbytes + self._checksum)
+            self._expect(self._parse_magic, 4, nbytes + self._checksum_size)
         else:
-            self._expect(self._block, 3, nbytes)
+            self._expect(self._parse_block, 3, nbytes)

@@ -125,7 +125,7 @@ class _ReadOnlyFile(io.FileIO):
 
 
 def open_regular(path: str, opened: int | None = None) -> tuple[io.FileIO, Identity]:
-    """Open a regular file, to be read by position, or that of the descriptor `opened`; return it and its identity."""
+    """Open a regular file, or that of a descriptor, to read by position; return it, to be closed, and its identity."""
     _check_no_url(path)
     # Before it is opened: a file object refuses a directory's descriptor, and leaves it open.
     if opened is None and os.path.isdir(path):
@@ -142,7 +142,7 @@ def open_regular(path: str, opened: int | None = None) -> tuple[io.FileIO, Ident
 
 
 def open_source(path: str, *, regular: bool = False) -> tuple[io.FileIO, int | None]:
-    """Open a file to read forward; return it, and its size unless it is a pipe, which `regular` refuses at once."""
+    """Open a file to read forward; return it, to be closed, and its size, None for a pipe, which `regular` refuses."""
     _check_no_url(path)
     at_once = regular and not os.path.isdir(path)  # as in `open_regular`
     call: Any = map(os.open, [path], [os.O_RDONLY | _REGULAR]) if at_once else [path]
@@ -201,7 +201,7 @@ class Place(os.PathLike[str]):
 
 
 def place_for(dest: Any, replaces: Identity | str | None, options: Mapping[str, Any] | None = None) -> Any:
-    """Return a destination as a Place, if only one version of it may be replaced."""
+    """Return a destination with the version that may be replaced, a Place; as it is if `replaces` is None, for any."""
     if replaces is None:
         return dest
     if is_url(dest):
@@ -223,14 +223,9 @@ def check_destination(
         return None
     if is_url(dest):
         from . import uploads  # here, because few destinations are URLs
-        from .urls import redacted
 
         if (local := uploads.local_path(dest, options)) is None:
-            if source == dest:
-                raise DestinationExistsError("source and destination are the same URL; name another", path=dest)
-            if not force and uploads.version_at(dest, options) != "":
-                raise DestinationExistsError("exists already", path=redacted(dest), advice=_FORCE)
-            return None if force else ""
+            return _check_remote_destination(source, dest, force, options)
         dest = local
     with refusals(dest):
         status = _status_of(dest)
@@ -241,6 +236,19 @@ def check_destination(
         if not force and stat.S_ISREG(status.st_mode):
             raise DestinationExistsError("exists already", path=dest, advice=_FORCE)
     return None
+
+
+def _check_remote_destination(
+    source: str | None, dest: str, force: bool, options: Mapping[str, Any] | None
+) -> str | None:
+    from .uploads import version_at
+    from .urls import redacted
+
+    if source == dest:
+        raise DestinationExistsError("source and destination are the same URL; name another", path=redacted(dest))
+    if not force and version_at(dest, options) != "":
+        raise DestinationExistsError("exists already", path=redacted(dest), advice=_FORCE)
+    return None if force else ""
 
 
 @contextlib.contextmanager
@@ -311,19 +319,16 @@ def place_beside_shards(dest: Any) -> str:
 
 
 def target_of(dest: str) -> tuple[str, int | None]:
-    """Return a destination's real path, and the type and mode of the file there.
-
-    Raises:
-        SourceError: it is a directory, or an open file that was removed, such as /dev/fd/3, or the system refuses.
-    """
+    """Return a destination's real path, and `st_mode` of the file there, or None; SourceError if it is a directory."""
     with refusals(dest):
         before, path = _status_of(dest), real_path(dest)
-        real, after = _status_of(path), _status_of(dest)  # `after` differs if a saver replaced the file in between
-    mode = before and before.st_mode
+        at_real_path, after = _status_of(path), _status_of(dest)  # `after` differs if a saver replaced the file
+    mode = None if before is None else before.st_mode
     if not os.path.basename(dest) or (mode is not None and stat.S_ISDIR(mode)):
         raise SourceError("is a directory; name a file in it", path=path, errno=errno.EISDIR)
-    replaced = before is None or after is None or not os.path.samestat(before, after)
-    if before and not replaced and stat.S_ISREG(before.st_mode) and not (real and os.path.samestat(before, real)):
+    is_unreplaced = before is not None and after is not None and os.path.samestat(before, after)
+    is_there = at_real_path is not None and before is not None and os.path.samestat(before, at_real_path)
+    if is_unreplaced and mode is not None and stat.S_ISREG(mode) and not is_there:
         raise SourceError("is an open file that was removed; name a path, or pass the file object", path=dest)
     return path, mode
 
@@ -343,8 +348,8 @@ def scratch_folder(beside: str) -> Iterator[str]:
 
     with contextlib.ExitStack() as stack:
         with refusals(beside):
-            where = None if is_url(beside) else os.path.dirname(real_path(beside))
-            process, folder = os.getpid(), tempfile.mkdtemp(dir=where, prefix=".zcrecord-")
+            parent = None if is_url(beside) else os.path.dirname(real_path(beside))
+            process, folder = os.getpid(), tempfile.mkdtemp(dir=parent, prefix=".zcrecord-")
 
             def remove() -> None:
                 if os.getpid() == process:  # a child that ends leaves it alone, as TemporaryDirectory would not

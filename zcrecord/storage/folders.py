@@ -78,20 +78,24 @@ def names_folder(dest: str) -> bool:
 
 
 def companions(folder: str) -> dict[str, str]:
-    """Return names and paths, without links, of the files in a model folder beside its weights, by their suffixes.
+    """Return the real paths, by name, of a model folder's files beside its weights, such as tokenizers and model cards.
 
     Links out of the folder are left out, except inside one repository of a Hugging Face cache.
     """
     with refusals(folder):
         root = os.path.realpath(folder)
-        names = [n for n in sorted(os.listdir(root)) if n.endswith(_COMPANIONS) and not n.endswith(_INDEX)]
-    real = {name: os.path.realpath(os.path.join(root, name)) for name in names}
-    inside = (n for n in names if os.path.dirname(real[n]) == root or in_hub_cache(root, real[n]))
-    return {name: real[name] for name in inside if not name.startswith(".") and os.path.isfile(real[name])}
+        names = sorted(os.listdir(root))
+    paths = {}
+    for name in names:
+        if name.endswith(_COMPANIONS) and not name.endswith(_INDEX) and not name.startswith("."):
+            path = os.path.realpath(os.path.join(root, name))
+            if (os.path.dirname(path) == root or in_hub_cache(root, path)) and os.path.isfile(path):
+                paths[name] = path
+    return paths
 
 
 def belongs_to(folder: str, path: str) -> bool:
-    """Return True for a path below a folder, or in its Hugging Face repository; both without links."""
+    """Return True if a file is below a folder, or in its Hugging Face repository; both paths are real ones."""
     return path.startswith(os.path.join(folder, "")) or in_hub_cache(folder, path)
 
 
@@ -110,26 +114,38 @@ def model_folder(source: str | None, dest: str, weights: str = MODEL, *, force: 
     are moved there at the end; files with the same bytes stay.
     """
     dest = real_path(dest)  # once: the working folder may be another at the end
-    exists = os.path.isdir(dest)
     paths = {} if source is None else companions(source)
-    names = [name for name in paths if not (exists and _same_bytes(paths[name], os.path.join(dest, name)))]
-    places = {name: os.path.join(dest, name) for name in (*names, weights) if exists}
-    versions = {name: check_destination(None, place, force) for name, place in places.items()}
-    with scratch_folder(os.path.join(dest, weights) if exists else dest) as scratch:
+    if os.path.isdir(dest):
+        with _existing_folder(paths, dest, weights, force=force, durable=durable) as path:
+            yield path
+        return
+    with scratch_folder(dest) as scratch:
         new = os.path.join(scratch, "folder")
         with refusals(dest):
             os.mkdir(new)
-        for name in names:
-            copy_file(paths[name], os.path.join(new, name), durable=durable)
-        yield os.path.join(dest if exists else new, weights)
+        for name, path in paths.items():
+            copy_file(path, os.path.join(new, name), durable=durable)
+        yield os.path.join(new, weights)
         with refusals(dest):
-            if not exists:
-                os.rename(new, dest)
-            for name in names if exists else ():
-                placement = Placement(os.path.join(new, name), places[name], versions[name])
-                put_in_place([placement], durable=False)
+            os.rename(new, dest)
         if durable and os.name == "posix":
-            sync_folder(dest if exists else os.path.dirname(dest))
+            sync_folder(os.path.dirname(dest))
+
+
+@contextlib.contextmanager
+def _existing_folder(paths: Mapping[str, str], dest: str, weights: str, *, force: bool, durable: bool) -> Iterator[str]:
+    """Yield the path for the file `weights` in a folder; then move copies of other files, by their names, there."""
+    changed = {name: path for name, path in paths.items() if not _have_same_bytes(path, os.path.join(dest, name))}
+    places = {name: os.path.join(dest, name) for name in (*changed, weights)}
+    versions = {name: check_destination(None, place, force) for name, place in places.items()}
+    with scratch_folder(places[weights]) as scratch:
+        for name, path in changed.items():
+            copy_file(path, os.path.join(scratch, name), durable=durable)
+        yield places[weights]
+        for name in changed:
+            put_in_place([Placement(os.path.join(scratch, name), places[name], versions[name])], durable=False)
+        if durable and os.name == "posix":
+            sync_folder(dest)
 
 
 def copy_file(source: str, dest: Any, *, durable: bool, options: Mapping[str, Any] | None = None) -> None:
@@ -146,9 +162,10 @@ def copy_file(source: str, dest: Any, *, durable: bool, options: Mapping[str, An
             sink.write(piece)
 
 
-def _same_bytes(one: str, other: str) -> bool:
+def _have_same_bytes(path: str, other_path: str) -> bool:
+    """Return True if two files have the same bytes; False if one cannot be read."""
     import filecmp  # here, because few folders are written
 
     with contextlib.suppress(OSError):
-        return filecmp.cmp(one, other, shallow=False)
+        return filecmp.cmp(path, other_path, shallow=False)
     return False

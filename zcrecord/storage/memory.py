@@ -47,7 +47,7 @@ _POSITION = allocate_lock()  # a descriptor has one for all threads: seeking and
 _GENERIC = sys.platform == "linux" and os.uname().machine in ("x86_64", "aarch64", "riscv64", "i686", "armv7l")
 _NORESERVE = 0x4000 if _GENERIC else 0  # MAP_NORESERVE, which Python does not name; some machines number it otherwise
 _FIXED = 0x10  # MAP_FIXED, likewise
-_lost: list[mmap.mmap] = []  # memory that others may own by now: it is never unmapped
+_abandoned: list[mmap.mmap] = []  # memory that others may own by now: it is never unmapped
 
 
 class Memory(NamedTuple):
@@ -71,8 +71,8 @@ class Memory(NamedTuple):
         return None if self.identity is None else self.identity[:2]
 
 
-def _open(path: str, least: int, opened: int | None) -> tuple[io.FileIO, Identity]:
-    """Return a regular file that is long enough for an archive, and its identity."""
+def _open_archive_file(path: str, least: int, opened: int | None) -> tuple[io.FileIO, Identity]:
+    """Open a regular file of at least `least` bytes, by its path or a descriptor; return it and its identity."""
     file, identity = open_regular(path, opened)
     if identity[2] < least:
         with file:
@@ -81,7 +81,7 @@ def _open(path: str, least: int, opened: int | None) -> tuple[io.FileIO, Identit
 
 
 @contextlib.contextmanager
-def _refusals(path: str) -> Iterator[None]:
+def _typed_read_errors(path: str) -> Iterator[None]:
     """Raise the system's errors of reading a file as one typed error."""
     try:
         yield
@@ -97,28 +97,30 @@ def _refusals(path: str) -> Iterator[None]:
 
 
 def map_file(
-    path: str, *, private: bool = False, least: int = 2 * HEADER_SIZE, opened: int | None = None, instead: Any = None
+    path: str, *, private: bool = False, least: int = 2 * HEADER_SIZE, opened: int | None = None, octets_of: Any = None
 ) -> Memory:
     """Map a whole file: read-only, or private, with pages that are copied when they are written.
 
     A private one reserves no memory for pages that may be written, so that files larger than memory can be mapped, too.
-    `opened` is a descriptor of the file, if it is open: then that file is mapped, whatever is at the path now.
-    `instead`, called with a descriptor and the identity, may return the octets, such as FileBytes: nothing is mapped.
+
+    A FormatError if the file has fewer bytes than `least`. `opened` is a descriptor of the file, if it is open: then
+    that file is mapped, whatever is at the path now. `octets_of` is called with a descriptor and the identity, and
+    returns the octets, such as FileBytes, or None to map.
     """
-    with _refusals(path):
+    with _typed_read_errors(path):
         absolute = absolute_path(path)
-        file, identity = _open(path, least, opened)
+        file, identity = _open_archive_file(path, least, opened)
         with file:
             if not identity[2]:
                 return Memory(memoryview(b""), path, None, identity, absolute=absolute)  # which cannot be mapped
-            if instead is not None and (octets := instead(file.fileno(), identity)) is not None:
+            if octets_of is not None and (octets := octets_of(file.fileno(), identity)) is not None:
                 return Memory(octets, path, None, identity, absolute=absolute)
-            mapping = _mapping(file.fileno(), identity[2], private)
+            mapping = _map_checked(file.fileno(), identity[2], private)
     return Memory(memoryview(mapping), path, mapping, identity, absolute=absolute)
 
 
-def _mapping(fd: int, nbytes: int, private: bool) -> mmap.mmap:
-    """Map a file that had `nbytes` bytes when it was opened: touching missing ones would end the process."""
+def _map_checked(fd: int, nbytes: int, private: bool) -> mmap.mmap:
+    """Map an open file; SourceError if it has fewer bytes than `nbytes`, since touching those would end the process."""
     mapping = None
     with contextlib.suppress(ValueError):  # it is empty now
         mapping = map_descriptor(fd, private=private)
@@ -127,8 +129,8 @@ def _mapping(fd: int, nbytes: int, private: bool) -> mmap.mmap:
     return mapping
 
 
-def _network_of(fd: int) -> str | None:
-    """Return the name of an open file's file system if files there are read, not mapped; None for others."""
+def _network_file_system(fd: int) -> str | None:
+    """Return the name of an open file's network file system, whose files are read, not mapped; None on a local one."""
     call = c_function("fstatfs", "c_int", "c_int", "c_void_p") if sys.platform == "linux" else None
     status = np.zeros(64, np.uint64)  # struct statfs takes less than half of it
     if call is not None and call(fd, status.ctypes.data):  # as some of FUSE do
@@ -137,7 +139,7 @@ def _network_of(fd: int) -> str | None:
 
 
 def new_memory(nbytes: int, first: int = 0) -> Octets:
-    """Return new memory, aligned as payloads are, for reads of READ_PIECE at a time, after `first` bytes."""
+    """Return new memory, aligned as payloads are, for parallel reads of READ_PIECE bytes, of which one has `first`."""
     if nbytes < _HUGE:
         return aligned_empty(nbytes)
     ahead = -first % READ_PIECE & -ALIGNMENT  # so that no two reads fill one huge page, but for some bytes
@@ -148,20 +150,20 @@ def new_memory(nbytes: int, first: int = 0) -> Octets:
 
 
 def read_on_demand(path: str, *, unless_local: bool = False, **options: Any) -> Memory:
-    """Open a file by `map_file`, its bytes as `FileBytes`; with `unless_local` map it if it is not on a network."""
+    """Open a file by `map_file`, its bytes read when used; with `unless_local` map it unless it is on a network."""
 
     def bytes_of(fd: int, identity: Identity) -> FileBytes | None:
-        network = _network_of(fd) if unless_local else ""
+        network = _network_file_system(fd) if unless_local else ""
         return None if network is None else FileBytes(fd, path, identity, network)
 
-    return map_file(path, instead=bytes_of, **options)
+    return map_file(path, octets_of=bytes_of, **options)
 
 
 def read_file(path: str, **options: Any) -> Memory:
     """Read a whole file, opened by `map_file`, into memory at an address that is a multiple of 65536."""
     memory = read_on_demand(path, **options)
     file: Any = memory.octets
-    with _refusals(path):
+    with _typed_read_errors(path):
         block, octets = aligned(len(file), huge=len(file) >= _HUGE)
     if octets:
         with contextlib.closing(file):
@@ -187,15 +189,15 @@ class FileBytes:
     def __len__(self) -> int:
         return self._identity[2] - self._start
 
-    def __getitem__(self, at: slice) -> Any:
-        start, stop, _ = at.indices(len(self))
-        if at.stop is None:
-            rest: Any = copy.copy(self)
-            rest._start, rest.whole = self._start + start, self
-            return rest
-        out = new_memory(max(0, stop - start)).data
-        self.fill([(start, out)])
-        return out.toreadonly()
+    def __getitem__(self, selected: slice) -> Any:
+        start, stop, _ = selected.indices(len(self))
+        if selected.stop is None:
+            tail: Any = copy.copy(self)
+            tail._start, tail.whole = self._start + start, self  # which keeps the descriptor open
+            return tail
+        octets = new_memory(max(0, stop - start)).data
+        self.fill([(start, octets)])
+        return octets.toreadonly()
 
     def __bytes__(self) -> bytes:
         return bytes(self[: len(self)])
@@ -209,23 +211,19 @@ class FileBytes:
         self.fill([(offset, target)])
 
     def fill(self, requests: Sequence[tuple[int, memoryview]]) -> None:
-        """Fill memory with the bytes from offsets on, by several reads at a time.
-
-        Raises:
-            SourceError: the system failed to read, or the file became shorter, or was changed.
-        """
+        """Fill targets with the bytes from offsets on, by several reads at a time; SourceError if the file changed."""
         pieces = [
-            (self._start + start + at, target[at : at + READ_PIECE])
-            for start, target in requests
-            for at in range(0, len(target), READ_PIECE)
+            (target[start : start + READ_PIECE], self._start + offset + start)
+            for offset, target in requests
+            for start in range(0, len(target), READ_PIECE)
         ]
         with located(path=self._path):
             if len(pieces) == 1:
-                read_at(self._fd, pieces[0][1], pieces[0][0])
+                read_at(self._fd, *pieces[0])
             elif pieces:
                 from .threads import each_piece  # here, because threading takes a millisecond to import
 
-                each_piece(lambda piece: read_at(self._fd, piece[1], piece[0]), pieces, threads=READERS)
+                each_piece(lambda piece: read_at(self._fd, *piece), pieces, threads=READERS)
             if identity_of(self._fd) != self._identity:
                 raise SourceError("was changed while it was read; load it again")
 
@@ -252,7 +250,7 @@ def read_stream(file: Any) -> Memory:
         return Memory(memoryview(file.getvalue())[file.tell() :])  # shared until it is written to next
     pieces: list[memoryview] = []
     try:
-        while len(piece := _piece(file.read(READ_PIECE))):
+        while len(piece := _flat_piece(file.read(READ_PIECE))):
             pieces.append(piece)
     except (RecordError, MemoryError):
         raise
@@ -268,7 +266,8 @@ def read_stream(file: Any) -> Memory:
     return Memory(octets, None, block)
 
 
-def _piece(data: Any) -> memoryview:
+def _flat_piece(data: Any) -> memoryview:
+    """Return the result of a file object's `read` as flat bytes, or raise if it is none."""
     if data is None:
         raise SourceError("the file object has no bytes ready; open it in blocking mode")
     try:
@@ -287,9 +286,9 @@ def private_copy(octets: memoryview, filled: list[tuple[int, int]] | None = None
 
 def aligned_empty(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return new memory, not initialised, aligned as payloads are."""
-    room = np.empty(nbytes + ALIGNMENT, np.uint8)
-    start = -address(room) % ALIGNMENT
-    return room[start : start + nbytes]
+    block = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -address(block) % ALIGNMENT
+    return block[start : start + nbytes]
 
 
 def read_some(fd: int, buffer: memoryview, offset: int) -> int:
@@ -345,7 +344,7 @@ def map_descriptor(fd: int, *, private: bool = False) -> mmap.mmap:
         flags, prot = mmap.MAP_PRIVATE | _NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
     if sys.version_info >= (3, 13):
         return mmap.mmap(fd, 0, flags, prot, trackfd=False)
-    return _mapped_over(fd, flags, prot) or mmap.mmap(fd, 0, flags, prot)
+    return _map_over_reserved(fd, flags, prot) or mmap.mmap(fd, 0, flags, prot)
 
 
 def aligned(size: int, *, sparse: bool = False, huge: bool = False) -> tuple[mmap.mmap, memoryview]:
@@ -366,17 +365,19 @@ def aligned(size: int, *, sparse: bool = False, huge: bool = False) -> tuple[mma
     return block, whole[start : start + size]
 
 
-def _mapped_over(fd: int, flags: int, prot: int) -> mmap.mmap | None:
+def _map_over_reserved(fd: int, flags: int, prot: int) -> mmap.mmap | None:
     """Map a file over memory that Python reserved; None if that is not possible here."""
     nbytes = os.fstat(fd).st_size
-    call = _c_mmap() if nbytes and not _lost else None
+    call = _c_mmap() if nbytes and not _abandoned else None
     if call is None:
         return None
-    room = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE, prot)
-    start = np.frombuffer(room, np.uint8).ctypes.data
+    reserved = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE, prot)
+    start = np.frombuffer(reserved, np.uint8).ctypes.data
     if call(start, nbytes, prot, flags | _FIXED, fd, 0) == start:
-        return room
-    _lost.append(room)  # Linux may have taken it away before it failed, and another thread may have that place now
+        return reserved
+    _abandoned.append(
+        reserved
+    )  # Linux may have unmapped it before it failed, and another thread may have that place now
     return None
 
 

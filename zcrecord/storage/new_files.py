@@ -38,10 +38,10 @@ ShardsOf = Callable[[str], Sequence[ListedFile]]  # lists the proved shards of t
 _RESERVED = 64 << 20  # bytes of a file that is allocated before it is written; larger ones gain little
 _SMALL, _BUFFER = 1 << 15, 1 << 18  # bytes of the largest write that is buffered, and of the buffer
 _AHEAD = 16 << 20  # bytes of one write, at most; if they are to be durable, the disk begins with them before the next
-_NEVER = 1 << 62
+_NEVER = 1 << 62  # a position that no file reaches
 _MAPPED = (5, 32, 1224)  # Windows' codes for replacing an open file: denied, shared, a user-mapped section
 _REPLACED = "was replaced meanwhile, and that stays; start again with the file that is there now"
-_NEW = 0o666  # mode of a new file, before the mask
+_NEW, _NO_SETUID = 0o666, 0o777  # mode of a new file, before the process's mask; bits of a mode without setuid
 _OF_CONTENT = ("security.ima", "security.evm")  # extended attributes that sign a file's bytes
 
 PREAD = hasattr(os, "pread")  # threads can read one file back by position
@@ -77,7 +77,7 @@ class FileSink(Sink):
 
     def __init__(self, fd: int, path: str, *, durable: bool) -> None:
         self._fd, self._path, self._process = fd, path, os.getpid()
-        self._written_out = 0 if durable and sys.platform == "linux" else _NEVER  # end of the bytes handed to the disk
+        self._writeback_end = 0 if durable and sys.platform == "linux" else _NEVER  # end of bytes that are written back
         self._buffer = bytearray()  # the last bytes, not written yet
 
     def identity(self) -> Identity:
@@ -106,17 +106,18 @@ class FileSink(Sink):
         for start in range(0, nbytes, _AHEAD):
             self._write(octets[start : start + _AHEAD])
             self.position += min(_AHEAD, nbytes - start)
-            self._write_out()
+            self._start_writeback()
 
-    def _write_out(self) -> None:
-        """Let the disk begin with the bytes written so far, so that the fsync at the end takes little time."""
-        start = self._written_out
+    def _start_writeback(self) -> None:
+        """Have the system write the bytes so far to the disk meanwhile: then the fsync at the end takes little time."""
+        start = self._writeback_end
         if self.position - start >= _AHEAD:
-            self._written_out = self.position
+            self._writeback_end = self.position
             with contextlib.suppress(OSError):  # Linux starts to write these pages, and drops the few that are written
                 os.posix_fadvise(self._fd, start, self.position - start, os.POSIX_FADV_DONTNEED)
 
     def _write(self, view: memoryview) -> None:
+        """Write all of a view at the file's position, unbuffered; `position` stays."""
         try:
             while len(view):
                 view = view[os.write(self._fd, view) :]
@@ -135,7 +136,7 @@ class FileSink(Sink):
             return bytes(self._buffer[offset - written : offset - written + size])
         self.flush()
         parts = []
-        with refusals(self._path) if PREAD else self._moved_to(offset):
+        with refusals(self._path) if PREAD else self._at_position(offset):
             while size and (part := os.pread(self._fd, size, offset) if PREAD else os.read(self._fd, size)):
                 parts.append(part)
                 size, offset = size - len(part), offset + len(part)
@@ -146,8 +147,8 @@ class FileSink(Sink):
         written = self.position - len(self._buffer)
         del self._buffer[max(offset - written, 0) :]
         self.position = offset
-        if self._written_out != _NEVER:
-            self._written_out = min(self._written_out, offset)
+        if self._writeback_end != _NEVER:
+            self._writeback_end = min(self._writeback_end, offset)
         if offset < written:
             with refusals(self._path):
                 os.ftruncate(self._fd, offset)
@@ -155,11 +156,12 @@ class FileSink(Sink):
 
     def patch(self, offset: int, data: bytes) -> None:
         self.flush()
-        with self._moved_to(offset):
+        with self._at_position(offset):
             self._write(memoryview(data))
 
     @contextlib.contextmanager
-    def _moved_to(self, offset: int) -> Iterator[None]:
+    def _at_position(self, offset: int) -> Iterator[None]:
+        """Move the file's position to an offset for a block, and back after it."""
         with refusals(self._path):
             before = os.lseek(self._fd, 0, os.SEEK_CUR)
             os.lseek(self._fd, offset, os.SEEK_SET)
@@ -167,14 +169,14 @@ class FileSink(Sink):
             os.lseek(self._fd, before, os.SEEK_SET)
 
     def copy_from(self, file: int, offset: int, nbytes: int) -> tuple[int, bool]:
-        """Append bytes of an open file; returns how many, and whether the file system cloned them."""
+        """Append bytes of an open file, at most `nbytes`; return how many, and True if they were cloned."""
         self.flush()
         with refusals(self._path):
             copied, cloned = copy_range(file, offset, self._fd, self.position, nbytes)
             os.lseek(self._fd, self.position + copied, os.SEEK_SET)
         self.position += copied
         if not cloned:
-            self._write_out()
+            self._start_writeback()
         return copied, cloned
 
 
@@ -237,9 +239,9 @@ class FileGroup:
         self._mode: int | None = None  # of the file there
         if os.name == "posix":  # Windows has no more than read-only, and replaces no such file
             with refusals(path), contextlib.suppress(FileNotFoundError):
-                self._mode = stat.S_IMODE(os.stat(path).st_mode) & 0o777  # setuid would be that of this user
+                self._mode = stat.S_IMODE(os.stat(path).st_mode) & _NO_SETUID  # which would be that of this user
         self._stack = contextlib.ExitStack()
-        self._files: list[tuple[ScratchFile, str, FileSink]] = []
+        self._files: list[tuple[ScratchFile, str, FileSink]] = []  # each file, its path, and the sink into it
 
     def __enter__(self) -> FileGroup:
         return self
@@ -256,7 +258,7 @@ class FileGroup:
             sink = FileSink(file.fileno(), self._path, durable=self._durable)
             self._files.append((file, scratch, sink))
             if self._mode is not None:
-                os.fchmod(file.fileno(), self._mode)  # some of which the process's mask removed
+                os.fchmod(file.fileno(), self._mode)  # again: the process's mask removed a part
         return sink
 
     def drop_last(self) -> None:
@@ -264,25 +266,21 @@ class FileGroup:
         self._files.pop()
 
     def finish(self, like: tuple[str, Identity] | None = None) -> list[str]:
-        """Finish the files, with the mode, owner and attributes of the file `like`; return their paths in order.
-
-        Raises:
-            SourceError: another file is at the path of `like`.
-        """
+        """Close the files, with the attributes of the file `like` if it has the same identity; return their paths."""
         for _, _, sink in self._files:
             sink.flush()
         with refusals(self._path):
             for file, scratch, _ in self._files:
                 if like is not None:  # last: writing takes setuid and capabilities away
-                    _make_like(file.fileno() if os.chmod in os.supports_fd else scratch, *like)
+                    _copy_attributes(file.fileno() if os.chmod in os.supports_fd else scratch, *like)
                 if self._durable:
                     sync_file(file.fileno())
                 file.close()
         return [scratch for _, scratch, _ in self._files]
 
 
-def _make_like(file: int | str, like: str, identity: Identity) -> None:
-    """Give a file another's mode, and its owner and extended attributes as far as permissions allow.
+def _copy_attributes(file: int | str, like: str, identity: Identity) -> None:
+    """Give a file the mode of the file `like`, and owner and extended attributes as far as permissions allow.
 
     Both by descriptors: who may write to a folder could put a link to any file at a path.
     """
@@ -295,7 +293,7 @@ def _make_like(file: int | str, like: str, identity: Identity) -> None:
             try:
                 os.chown(file, status.st_uid, status.st_gid)
             except OSError:
-                mode &= 0o777  # setuid would make it run as another user than before
+                mode &= _NO_SETUID  # which would make it run as another user than before
         if hasattr(os, "listxattr"):
             with contextlib.suppress(OSError):  # not every file system has any
                 for name in os.listxattr(opened.fileno()):
@@ -332,8 +330,8 @@ def put_in_place(files: Sequence[Placement], *, durable: bool, shards_of: Shards
             _check_replaced(file)
         replaced = shards_of(last.path) if shards_of is not None and version_of(last.path) else ()
         listed = shards_of is not None and bool(replaced or files[1:])
-        with _note(files, replaced, durable=durable) if listed else contextlib.nullcontext() as note:
-            _move(files, note, durable=durable)
+        with _commit_note(files, replaced, durable=durable) if listed else contextlib.nullcontext() as note:
+            _move_all(files, note, durable=durable)
             if note is not None:
                 synced = _sync_folders(folders if durable else (), last.path)
                 note.stays = not (synced and remove_orphans(last.path, replaced))
@@ -341,7 +339,7 @@ def put_in_place(files: Sequence[Placement], *, durable: bool, shards_of: Shards
 
 
 def _sync_folders(folders: Iterable[str], path: str) -> bool:
-    """Flush folders to the disk; if that fails, log that power loss may undo the save of `path`, and return False."""
+    """Flush folders to the disk; return False if that fails, after a warning that power loss may undo a save."""
     try:
         for folder in folders:
             sync_folder(folder)
@@ -368,8 +366,8 @@ def _check_replaced(file: Placement) -> None:
 
 
 @contextlib.contextmanager
-def _note(files: Sequence[Placement], replaced: Sequence[ListedFile], *, durable: bool) -> Iterator[ScratchFile]:
-    """Yield a commit's note, which is removed at the end only if the caller sets `stays` to False."""
+def _commit_note(files: Sequence[Placement], replaced: Sequence[ListedFile], *, durable: bool) -> Iterator[ScratchFile]:
+    """Yield the written note of a commit; it is removed at the end only if the caller sets `stays` to False."""
     *before, last = (ListedFile.from_path(file.scratch, os.path.basename(file.path)) for file in files)
     with scratch_file(files[-1].path, clear=False) as (note, _):
         out = FileSink(note.fileno(), files[-1].path, durable=durable)
@@ -381,10 +379,10 @@ def _note(files: Sequence[Placement], replaced: Sequence[ListedFile], *, durable
         yield note
 
 
-def _move(files: Sequence[Placement], note: ScratchFile | None, *, durable: bool) -> None:
-    """Move finished files to their places; if one fails, move those at free places back."""
+def _move_all(files: Sequence[Placement], note: ScratchFile | None, *, durable: bool) -> None:
+    """Move finished files to their places; if one fails, move those at free places back, and give up the note."""
     *before, last = files
-    free = [file for file in before if not os.path.lexists(file.path)]
+    at_free_places = [file for file in before if not os.path.lexists(file.path)]
     new = os.lstat(last.scratch)
     try:
         for file in before:
@@ -395,7 +393,7 @@ def _move(files: Sequence[Placement], note: ScratchFile | None, *, durable: bool
     except BaseException as error:
         if os.path.lexists(last.scratch):  # else it is in its place, or its folder was moved
             with contextlib.suppress(OSError):
-                for file in free:
+                for file in at_free_places:
                     if not os.path.lexists(file.scratch):
                         os.replace(file.path, file.scratch)
                 if note is not None:

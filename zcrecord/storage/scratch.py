@@ -80,7 +80,7 @@ class Descriptor:
 
 
 def _try_lock(file: Descriptor) -> bool | None:
-    """Lock a file while it is open; False if another descriptor has the lock, None where there are no locks."""
+    """Lock a file until it is closed; return False if another descriptor has the lock, None if locks do not work."""
     _locks.add(file)
     try:
         import fcntl  # not on Windows
@@ -102,15 +102,15 @@ _locks: weakref.WeakSet[Descriptor] = weakref.WeakSet()  # descriptors that may 
 
 def _close_locks() -> None:
     """Close, in a child that was forked, the files that its parent has locked: the locks would outlive the parent."""
-    for lock in list(_locks):
-        lock.__exit__()
+    for file in list(_locks):
+        file.__exit__()
     _locks.clear()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_close_locks)
 
-_locked: ContextVar[tuple[weakref.ref[Descriptor], ...]] = ContextVar("_locked", default=())  # folders, by this thread
+_held: ContextVar[tuple[weakref.ref[Descriptor], ...]] = ContextVar("_held", default=())  # folders this thread locked
 
 
 @contextlib.contextmanager
@@ -131,17 +131,17 @@ def folder_lock(folder: str) -> Iterator[None]:
         yield
         return
     with opened:
-        outer = _locked.get()
+        outer = _held.get()
         if any((lock := ref()) and os.path.sameopenfile(lock.fileno(), opened.fileno()) for ref in outer):
             yield
             return
-        _wait(opened, folder)
+        _wait_for_lock(opened, folder)
         try:
-            _locked.set((*outer, weakref.ref(opened)))
+            _held.set((*outer, weakref.ref(opened)))
             yield
         finally:
             _unlock(opened)
-            _locked.set(outer)
+            _held.set(outer)
 
 
 @contextlib.contextmanager
@@ -164,12 +164,12 @@ def _cannot_lock(error: OSError, folder: str) -> SourceError:
     return SourceError(f"cannot write: the folder cannot be locked: {error.strerror}", path=folder, errno=error.errno)
 
 
-def _wait(opened: Descriptor, folder: str) -> None:
-    """Wait until no other saver has the lock of a folder, and lock it, if it can be locked."""
-    pause, end = _PAUSES[0], time.monotonic() + _PATIENCE
+def _wait_for_lock(opened: Descriptor, folder: str) -> None:
+    """Wait until no other saver has the lock of a folder, and lock it; SourceError after _PATIENCE seconds."""
+    pause, deadline = _PAUSES[0], time.monotonic() + _PATIENCE
     try:
         while _try_lock(opened) is False:
-            if time.monotonic() > end:
+            if time.monotonic() > deadline:
                 fault = f"another program has kept this folder locked for {_PATIENCE:.0f} seconds (lslocks names it)"
                 raise SourceError(f"cannot write: {fault}; end it, and save again", path=folder)
             time.sleep(pause)
@@ -199,7 +199,7 @@ def sync_file(fd: int) -> None:
 
 
 def sync_folder(folder: str) -> None:
-    """Flush a folder to the disk, where that can be, so that renames survive power loss; OSError if the disk fails."""
+    """Flush a folder, where the system can, so that renames survive power loss; OSError if the disk fails."""
     try:
         with Descriptor(os.open, folder or ".", os.O_RDONLY | _EXACT) as opened:
             sync_file(opened.fileno())
@@ -245,7 +245,7 @@ def scratch_file(path: str, mode: int = 0o666, *, clear: bool = True) -> Iterato
         file, scratch = None, f"{os.path.join(folder, stem)}{os.urandom(6).hex()}{_SUFFIX}"
         try:  # begins before the file exists: Ctrl-C may come right after it was created
             with (
-                # It has the final file's mode from the start, so no one else can ever open it.
+                # With the final file's mode from the start: nobody can open it before it is restricted.
                 ScratchFile(os.open, scratch, os.O_RDWR | os.O_CREAT | os.O_EXCL | _EXACT, mode) as file,
                 _lock_new(file, scratch) if turn < _TRIES else contextlib.nullcontext(True) as is_ours,
             ):
@@ -279,12 +279,12 @@ def _lock_new(file: Descriptor, scratch: str) -> Iterator[bool]:
     By another descriptor, since the writer closes its own before the file takes its place. Read-only, since no program
     can be started that is open for writing; but on file systems that lock only files open for writing.
     """
-    for reading in (True, False) if os.name == "posix" else ():
+    for read_only in (True, False) if os.name == "posix" else ():  # Windows removes no file that is open
         try:
-            call: tuple[Any, ...] = (os.open, scratch, os.O_RDONLY | _EXACT) if reading else (os.dup, file.fileno())
+            call: tuple[Any, ...] = (os.open, scratch, os.O_RDONLY | _EXACT) if read_only else (os.dup, file.fileno())
             second = Descriptor(*call)
         except OSError:
-            if not reading:
+            if not read_only:
                 raise
             continue
         with second:
@@ -296,20 +296,21 @@ def _lock_new(file: Descriptor, scratch: str) -> Iterator[bool]:
 
 
 def note_of(new: Iterable[ListedFile], last: ListedFile | None = None, replaced: Iterable[ListedFile] = ()) -> bytes:
-    """Return a note: `new` files appear before the `last` one, after which the `replaced` are not needed."""
+    """Return a note's bytes: `new` files appear before the `last` one, after which the `replaced` may be removed."""
     blocks = (new, () if last is None else (last, *replaced))
     text = "\n\n".join("\n".join(" ".join(map(str, file)) for file in block) for block in blocks)
     return _NOTE + text.encode(errors="surrogateescape")
 
 
-def _listed_in_note(note: bytes, folder: str) -> list[ListedFile]:
-    """Return the new files that a note lists, and the replaced ones if the last new file is in its place already."""
-    new, _, rest = note[len(_NOTE) :].decode(errors="surrogateescape").partition("\n\n")
-    last = _listed_in_lines(rest)
-    return _listed_in_lines(new) + (last[1:] if last and _is_in_place(folder, last[0]) else [])
+def _removable_by_note(note: bytes, folder: str) -> list[ListedFile]:
+    """Return the new files that a note lists, and, once the last new file is in its place, the replaced ones."""
+    new, _, others = note[len(_NOTE) :].decode(errors="surrogateescape").partition("\n\n")
+    last_and_replaced = _parse_lines(others)
+    is_finished = bool(last_and_replaced) and _is_in_place(folder, last_and_replaced[0])
+    return _parse_lines(new) + (last_and_replaced[1:] if is_finished else [])
 
 
-def _listed_in_lines(text: str) -> list[ListedFile]:
+def _parse_lines(text: str) -> list[ListedFile]:
     """Return the files of a note's lines; a malformed line, as of a note that was cut off, is left out."""
     rows = [match.groups() for line in text.split("\n") if (match := _LINE.fullmatch(line))]
     return [ListedFile(int(inode), int(nbytes), int(changed), name) for inode, nbytes, changed, name in rows]
@@ -319,99 +320,102 @@ def _is_in_place(folder: str, file: ListedFile) -> bool:
     """Return True if a file is in a folder under any name but a scratch file's."""
     with os.scandir(folder or ".") as entries:
         names = [entry.name for entry in entries if not entry.name.endswith(_SUFFIX)]
-    return any(_exists(folder, file._replace(name=name)) for name in names)
+    return any(_is_unchanged(folder, file._replace(name=name)) for name in names)
 
 
 def remove_orphans(path: str, files: Sequence[ListedFile]) -> bool:
-    """Remove shards beside a path that are still the files listed, and that no catalogue in the folder names.
+    """Remove those of some files that are shards of the catalogue at a path, unchanged, and named by no catalogue.
 
-    Returns False if a file was not removed: none is if the folder cannot be locked, or a catalogue not be read.
+    Returns False if one could not be removed. None is removed if the folder cannot be locked, or a catalogue not read.
     """
     if not files:
         return True
     folder, name = os.path.split(path)
-    pattern, removed = re.compile(shard_pattern(name)), True
+    pattern, all_removed = re.compile(shard_pattern(name)), True
     with contextlib.suppress(OSError, UnicodeError), folder_lock(folder):
-        names = [file.name for file in files if pattern.fullmatch(file.name) and _exists(folder, file)]
+        names = [file.name for file in files if pattern.fullmatch(file.name) and _is_unchanged(folder, file)]
         for shard in _orphans_in(folder, name, names, pattern) if names else ():
             try:
                 os.unlink(os.path.join(folder, shard))
             except OSError:
-                removed = False
-        return removed
+                all_removed = False
+        return all_removed
     return False
 
 
-def _exists(folder: str, file: ListedFile) -> bool:
+def _is_unchanged(folder: str, file: ListedFile) -> bool:
     with contextlib.suppress(OSError, UnicodeError):
         return ListedFile.from_path(os.path.join(folder, file.name), file.name) == file
     return False
 
 
 def _orphans_in(folder: str, name: str, names: list[str], pattern: re.Pattern[str]) -> list[str]:
-    """Return the shards that no catalogue in a folder names; OSError if a possible catalogue cannot be read.
+    """Return the shards in `names` that no catalogue in a folder names; OSError if a possible one cannot be read.
 
-    A file with the name of a shard of `name` may be a catalogue, too, unless it is in `names` or a catalogue names it.
+    Other files that match `pattern`, of shards of `name`, may be catalogues, too, unless a catalogue names them.
     """
-    catalogues = _catalogues(folder, name)
-    shards = [other for other in catalogues if pattern.fullmatch(other) and other not in names]
+    catalogues = _possible_catalogues(folder, name)
+    doubtful = [other for other in catalogues if pattern.fullmatch(other) and other not in names]
     for catalogue in catalogues:
         if not pattern.fullmatch(catalogue):
-            start = _first_bytes(folder, catalogue, name)
-            names, shards = orphans(names, start), [shard for shard in shards if os.fsencode(shard) not in start]
-    for shard in shards:
-        names = orphans(names, _first_bytes(folder, shard, name)) if names else names
+            octets = _searched_bytes(folder, catalogue, name)
+            names, doubtful = orphans(names, octets), [other for other in doubtful if os.fsencode(other) not in octets]
+    for other in doubtful:
+        names = orphans(names, _searched_bytes(folder, other, name)) if names else names
     return names
 
 
-def _catalogues(folder: str, name: str) -> list[str]:
-    """Return the names of files that may be catalogues: this one, and all in the folder, dangling links included."""
-    out = [name]
+def _possible_catalogues(folder: str, name: str) -> list[str]:
+    """Return the names of files that may be catalogues: `name`, and each .zcr in the folder, also a dangling link."""
+    names = [name]
     with os.scandir(folder or ".") as entries:
         for entry in entries:
-            if entry.name.endswith(".zcr") and entry.name != name:
-                dangling = entry.is_symlink() and not os.path.exists(entry.path)
-                out += [entry.name] * (dangling or entry.is_file())
-    return out
+            is_dangling = entry.is_symlink() and not os.path.exists(entry.path)
+            if entry.name.endswith(".zcr") and entry.name != name and (is_dangling or entry.is_file()):
+                names.append(entry.name)
+    return names
 
 
-def _first_bytes(folder: str, catalogue: str, name: str) -> bytes:
-    """Return a catalogue's first bytes, without its shards' names that end as those of `name`; none without it.
-
-    Of a long index those behind it, too. An OSError if its shards' names are not among them, or it is packed.
-    """
+def _searched_bytes(folder: str, catalogue: str, name: str) -> bytes:
+    """Return the bytes in which a file may name shards of `name`; b"" if there is no file, OSError if it is packed."""
     path = os.path.join(folder, catalogue)
     try:
-        descriptor = Descriptor(os.open, path, os.O_RDONLY | _AT_ONCE | _EXACT)
-        with descriptor, open(descriptor.fileno(), "rb", closefd=False) as file:
-            start = file.read(MOST_OF_CATALOGUE)
-            if len(start) == MOST_OF_CATALOGUE and CATALOGUE_TYPE.encode() in start:
-                with contextlib.suppress(RecordError):  # of a header that is not valid
-                    header = decode_header(start[:HEADER_SIZE])
-                    file.seek(0 if header is None else header.payload_offset)
-                    start += file.read(MOST_OF_CATALOGUE)
-                if b".zcr" not in start:
-                    raise OSError("the names of its shards lie elsewhere")
-        if start[1:4] in PACKED and catalogue != name:  # no saver packs one
-            raise OSError("it may be a packed catalogue")
+        octets = _bytes_with_names(path)
     except FileNotFoundError:
         if catalogue != name and os.path.islink(path):
             raise
         return b""
+    if octets[1:4] in PACKED and catalogue != name:  # no saver packs one
+        raise OSError("it may be a packed catalogue")
     if catalogue != name and catalogue.endswith(name):
         # Names follow one another: of `rmodel.zcr` the end of one and the next would be taken for a name of its own.
         before = catalogue.removesuffix(name)
         if not ".zcr".endswith(before) and not before.endswith(".zcr"):
-            return re.sub(os.fsencode(shard_pattern(catalogue)), b"", start)
-    return start
+            return re.sub(os.fsencode(shard_pattern(catalogue)), b"", octets)
+    return octets
 
 
-def orphans(names: Iterable[str], start: bytes) -> list[str]:
-    """Return the shards that a catalogue does not name in its first MOST_OF_CATALOGUE bytes; [] if these are many."""
+def _bytes_with_names(path: str) -> bytes:
+    """Return a file's first bytes and, of a catalogue with a long index, of its payloads, which name its shards."""
+    descriptor = Descriptor(os.open, path, os.O_RDONLY | _AT_ONCE | _EXACT)
+    with descriptor, open(descriptor.fileno(), "rb", closefd=False) as file:
+        octets = file.read(MOST_OF_CATALOGUE)
+        if len(octets) == MOST_OF_CATALOGUE and CATALOGUE_TYPE.encode() in octets:
+            with contextlib.suppress(RecordError):  # of a header that is not valid
+                header = decode_header(octets[:HEADER_SIZE])
+                file.seek(0 if header is None else header.payload_offset)
+                octets += file.read(MOST_OF_CATALOGUE)
+            if b".zcr" not in octets:
+                raise OSError("the names of its shards lie elsewhere")
+    return octets
+
+
+def orphans(names: Iterable[str], octets: bytes) -> list[str]:
+    """Return the shards that a catalogue's bytes do not name; [] if these may not hold all names, which are many."""
     names = list(names)
     if sum(map(len, names)) > MOST_OF_CATALOGUE // 4:
         return []
-    return [name for name in names if os.fsencode(name) not in start]
+    return [name for name in names if os.fsencode(name) not in octets]
 
 
 def shard_pattern(name: str) -> str:
@@ -421,17 +425,17 @@ def shard_pattern(name: str) -> str:
 
 def _remove_leftovers(folder: str, stem: str, path: str) -> None:
     """Remove the scratch files of this stem that dead writers left, and shards that their notes list."""
-    ours = f"{re.escape(stem)}[0-9a-f]{{12}}{re.escape(_SUFFIX)}"  # to compile it takes longer than all else here
+    pattern = f"{re.escape(stem)}[0-9a-f]{{12}}{re.escape(_SUFFIX)}"  # compiled only if a name has the stem: it is slow
     with contextlib.suppress(OSError):  # a folder may be writable and not listable
         with os.scandir(folder or ".") as entries:
-            scratches = [e.path for e in entries if e.name.startswith(stem) and re.fullmatch(ours, e.name)]
-        for scratch in scratches:
+            leftovers = [e.path for e in entries if e.name.startswith(stem) and re.fullmatch(pattern, e.name)]
+        for scratch in leftovers:
             with contextlib.suppress(OSError):  # of another process, or removed by it meanwhile
-                _remove_dead(scratch, path)
+                _remove_unless_locked(scratch, path)
 
 
-def _remove_dead(scratch: str, path: str) -> None:
-    """Remove a scratch file, and the shards that it lists if it is a note, unless its writer lives."""
+def _remove_unless_locked(scratch: str, path: str) -> None:
+    """Remove a scratch file beside `path`, and the shards that it lists if it is a note, unless its writer lives."""
     if os.name != "posix":  # Windows removes no file that is open
         os.unlink(scratch)
         return
@@ -444,13 +448,13 @@ def _remove_dead(scratch: str, path: str) -> None:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or not _try_lock(file):
             return
-        most = MOST_OF_CATALOGUE if status.st_size <= MOST_OF_CATALOGUE else len(_NOTE)
-        start = os.read(file.fileno(), most)
-        if start.startswith(_NOTE):
+        limit = MOST_OF_CATALOGUE if status.st_size <= MOST_OF_CATALOGUE else len(_NOTE)
+        note = os.read(file.fileno(), limit)
+        if note.startswith(_NOTE):
             folder = os.path.dirname(path)
             if status.st_uid != os.geteuid():
                 return  # that user's next save needs it; another user's note is not trusted
             sync_folder(folder)  # first, or power loss could bring back a catalogue that refers to the files
-            if not remove_orphans(path, _listed_in_note(start, folder)):
+            if not remove_orphans(path, _removable_by_note(note, folder)):
                 return  # for the next save
         os.unlink(scratch)

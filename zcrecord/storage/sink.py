@@ -25,7 +25,7 @@ class Sink:
 
     position = 0  # bytes written so far
     can_rewind = False  # `rewind` and `patch` work, and `read_back` if it `keeps` the bytes
-    keeps = False  # bytes written earlier can be read back, if it can rewind
+    keeps = False  # bytes written earlier can be read back, if `can_rewind`
 
     def write(self, data: Any) -> None:
         """Append all of a bytes-like."""
@@ -50,7 +50,7 @@ class Sink:
         raise NotImplementedError
 
     def copy_from(self, file: int, offset: int, nbytes: int) -> tuple[int, bool]:  # noqa: ARG002  # of files alone
-        """Append bytes of an open file without reading them; return how many, maybe none, and True for a clone."""
+        """Append bytes of a file's descriptor without reading them; return how many, maybe 0, and True for a clone."""
         return 0, False
 
 
@@ -76,17 +76,17 @@ class ObjectSink(Sink):
 
     def __init__(self, file: Any) -> None:
         self._file = file
-        self._failed: RecordError | None = None
+        self._first_error: RecordError | None = None
         if isinstance(file, io.TextIOBase):
             raise UnsupportedError("a file object in text mode; open it in binary mode, as with open(path, 'wb')")
         with contextlib.suppress(AttributeError, OSError, ValueError):
             appends = "a" in str(getattr(file, "mode", ""))
             self.can_rewind = bool(file.seekable() and file.readable() and hasattr(file, "truncate") and not appends)
-        with self._refusals():
-            self._base = file.tell() if self.can_rewind else 0
+        with self._typed_errors():
+            self._start = file.tell() if self.can_rewind else 0
 
     @contextlib.contextmanager
-    def _refusals(self) -> Iterator[None]:
+    def _typed_errors(self) -> Iterator[None]:
         """Raise the file object's exceptions as typed errors; after the first one always that one."""
         try:
             yield
@@ -95,16 +95,16 @@ class ObjectSink(Sink):
             path = "standard output" if name == "<stdout>" else name if isinstance(name, str) else None
             if isinstance(error, RecordError):
                 raise error.located(path=path) from error.__cause__
-            if self._failed is not None:  # cleaning up wrote once more
-                raise self._failed from self._failed.__cause__
-            self._failed = _typed_error(error, path, closed=getattr(self._file, "closed", False) is True)
-            if self._failed is None:
+            if self._first_error is not None:  # cleaning up wrote once more
+                raise self._first_error from self._first_error.__cause__
+            self._first_error = _typed_error(error, path, closed=getattr(self._file, "closed", False) is True)
+            if self._first_error is None:
                 raise
-            raise self._failed from error
+            raise self._first_error from error
 
     def flush(self) -> None:
         if hasattr(self._file, "flush"):
-            with self._refusals():
+            with self._typed_errors():
                 self._file.flush()
 
     def write(self, data: Any) -> None:
@@ -115,7 +115,8 @@ class ObjectSink(Sink):
             view = view[written:]
 
     def _write(self, view: memoryview) -> int:
-        with self._refusals():
+        """Write some bytes at the file object's position; return how many, at least one. `position` stays."""
+        with self._typed_errors():
             written = self._file.write(view)
         if written is None and not isinstance(self._file, io.RawIOBase):
             written = len(view)
@@ -124,28 +125,28 @@ class ObjectSink(Sink):
         return int(written)
 
     def read_back(self, offset: int, size: int) -> bytes:
-        with self._refusals():
-            self._file.seek(self._base + offset)
+        with self._typed_errors():
+            self._file.seek(self._start + offset)
             parts = []
             while size and (part := self._file.read(size)):
                 parts.append(part)
                 size -= len(part)
-            self._file.seek(self._base + self.position)
+            self._file.seek(self._start + self.position)
             return b"".join(parts)
 
     def rewind(self, offset: int) -> None:
-        with self._refusals():
-            self._file.seek(self._base + offset)
+        with self._typed_errors():
+            self._file.seek(self._start + offset)
             self._file.truncate()
         self.position = offset
 
     def patch(self, offset: int, data: bytes) -> None:
-        with self._refusals():
-            self._file.seek(self._base + offset)
+        with self._typed_errors():
+            self._file.seek(self._start + offset)
             view = memoryview(data)
             while len(view):
                 view = view[self._write(view) :]
-            self._file.seek(self._base + self.position)
+            self._file.seek(self._start + self.position)
 
 
 def _typed_error(error: Exception, path: str | None, *, closed: bool) -> RecordError | None:

@@ -29,9 +29,9 @@ class SequentialMapping:
     def __init__(self, mapping: mmap.mmap) -> None:
         self.view = memoryview(mapping)
         self._mapping = mapping
-        self._lo = self._hi = 0  # the range that is populated and not yet released
-        self._rest = (0, 0)  # a range before it, still in use when all before it was released
-        self.populates = True
+        self._start = self._end = 0  # the range that is populated and not yet released
+        self._earlier = (0, 0)  # a range before it, still in use when all before it was released
+        self.populates = True  # the system can, since Linux 5.14
         try:
             mapping.madvise(_POPULATE, 0, 1)
         except OSError:
@@ -42,13 +42,13 @@ class SequentialMapping:
 
         The last `behind` bytes that were populated are still in use, and are released later.
         """
-        if not self._lo <= start <= self._hi + _NEAR or self._hi - self._lo >= KEPT:
-            used = max(self._hi - behind, self._lo)
-            rest = (used, self._hi)
-            self._hi = used
+        if not self._start <= start <= self._end + _NEAR or self._end - self._start >= KEPT:
+            in_use = max(self._end - behind, self._start)
+            earlier = (in_use, self._end)
+            self._end = in_use
             self.release()
-            self._rest, self._lo = rest, start
-        self._hi = max(self._hi, end)
+            self._earlier, self._start = earlier, start
+        self._end = max(self._end, end)
         if self.populates:
             page = start & -mmap.PAGESIZE
             try:
@@ -59,23 +59,23 @@ class SequentialMapping:
 
     def release(self) -> None:
         """Release the populated pages; the page cache keeps them, and views of them stay valid."""
-        for lo, hi in (self._rest, (self._lo, self._hi)):
-            page = max(lo - _AROUND, 0) & -mmap.PAGESIZE
-            if hi > lo:
-                self._mapping.madvise(mmap.MADV_DONTNEED, page, hi - page)
-        self._lo = self._hi = 0
-        self._rest = (0, 0)
+        for start, end in (self._earlier, (self._start, self._end)):
+            page = max(start - _AROUND, 0) & -mmap.PAGESIZE
+            if end > start:
+                self._mapping.madvise(mmap.MADV_DONTNEED, page, end - page)
+        self._start = self._end = 0
+        self._earlier = (0, 0)
 
 
-def _map(file: io.FileIO, nbytes: int) -> SequentialMapping | None:
+def _map_safely(file: io.FileIO, nbytes: int) -> SequentialMapping | None:
     """Map a regular file; None if the system cannot report beforehand that pages cannot be read."""
     if not hasattr(mmap, "MADV_DONTNEED"):
         return None
     try:
-        mapped = SequentialMapping(mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_READ))
+        mapping = SequentialMapping(mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_READ))
     except (OSError, ValueError):
         return None
-    return mapped if mapped.populates else None
+    return mapping if mapping.populates else None
 
 
 class StreamReader:
@@ -96,7 +96,7 @@ class StreamReader:
             self._stream = self._file
         else:
             check_readable(source)
-        self._mapped = _map(self._file, self.nbytes) if self._file is not None and self.nbytes else None
+        self._mapped = _map_safely(self._file, self.nbytes) if self._file is not None and self.nbytes else None
         self._buffer: memoryview | None = None
 
     def __enter__(self) -> Self:
@@ -194,14 +194,14 @@ def read_into(stream: Any, buffer: Any, path: str | None = None) -> int | None:
     if data is None:
         return None
     if not isinstance(data, bytes | bytearray | memoryview) or len(data) > len(buffer):
-        most = len(buffer)
-        raise UnsupportedError(f"read({most}) gave a {type(data).__name__} of {len(data)}, not at most {most} bytes")
+        limit = len(buffer)
+        raise UnsupportedError(f"read({limit}) gave a {type(data).__name__} of {len(data)}, not at most {limit} bytes")
     buffer[: len(data)] = data
     return len(data)
 
 
 def check_readable(file: Any) -> None:
-    """Refuse an object that is clearly not an open binary file object."""
+    """Raise UnsupportedError for a file object in text mode, and SourceError for a closed one."""
     if isinstance(file, io.TextIOBase):
         raise UnsupportedError("a file object in text mode; open it in binary mode, as with open(path, 'rb')")
     if getattr(file, "closed", False) is True:

@@ -29,7 +29,7 @@ _POLL = 0.05  # seconds between two checks of the other threads
 
 
 def cores(threads: int | None = None) -> int:
-    """Return the number of threads to use: `threads`, or one for each core that this process may use."""
+    """Return the number of threads to use: `threads` if given, else one for each core that this process may use."""
     if threads is None:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if not isinstance(threads, int) or threads < 1:
@@ -40,7 +40,7 @@ def cores(threads: int | None = None) -> int:
 def run_threads(
     work: Callable[[T, Going], object], items: Iterable[T], threads: int, poll: Callable[[], None] = lambda: None
 ) -> None:
-    """Call `work` for every item, in order, in so many threads; raises the first error of any, once all have ended.
+    """Call `work` for every item, in order, in `threads` threads; raise the first error of any, once all have ended.
 
     The calling thread is one of them, and calls `poll` while it waits for the others. `work` calls its second argument
     now and then, and ends if that is False: Ctrl-C takes effect. SourceError in a child that `work` or `poll` forked.
@@ -49,17 +49,17 @@ def run_threads(
     queue = deque(items)
     errors: list[BaseException] = []
 
-    def going() -> bool:
+    def is_going() -> bool:
         return not errors
 
     def work_on_queue() -> None:
         try:
-            while going():
+            while is_going():
                 try:
                     item = queue.popleft()
                 except IndexError:  # another thread took the last
                     return
-                work(item, going)
+                work(item, is_going)
         except BaseException as error:
             errors.append(error)
 
@@ -70,7 +70,7 @@ def run_threads(
                 thread.start()
         work_on_queue()
         for thread in others:
-            while thread.is_alive() and going():
+            while thread.is_alive() and is_going():
                 thread.join(_POLL)
                 poll()
     except BaseException as error:
@@ -88,7 +88,7 @@ def run_threads(
 def each_piece(
     work: Callable[[T], int], pieces: Sequence[T], *, threads: int, advance: Callable[[int], None] | None = None
 ) -> None:
-    """Call `work` for every piece, as `run_threads`, and `advance`, in the calling thread, with each result."""
+    """Call `work` for every piece by `run_threads`, and `advance` with each result, but only in the calling thread."""
     caller = threading.get_ident()
     results: deque[int] = deque()
 
@@ -106,28 +106,28 @@ def each_piece(
 
 
 def map_ordered(start: Start[T, R], items: Iterable[T], threads: int) -> Generator[R, None, None]:
-    """Yield `start()(item)` for each item, in order, by several threads; each has at most two items in work."""
+    """Yield `start()(item)` for each item, in order; each thread calls `start` once, and is given two items at most."""
     if threads == 1:
         yield from map(start(), items)
         return
     from concurrent.futures import ThreadPoolExecutor  # here, because only large inputs are worth a thread
 
-    own = threading.local()
+    of_thread = threading.local()
 
-    def run(item: T) -> R:
-        if not hasattr(own, "work"):
-            own.work = start()
-        result: R = own.work(item)
+    def work_on_item(item: T) -> R:
+        if not hasattr(of_thread, "work"):
+            of_thread.work = start()
+        result: R = of_thread.work(item)
         return result
 
     pool = ThreadPoolExecutor(threads)
-    waiting: deque[Future[R]] = deque()
+    pending: deque[Future[R]] = deque()
     try:
         for item in items:
-            waiting.append(pool.submit(run, item))
-            if len(waiting) == 2 * threads:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+            pending.append(pool.submit(work_on_item, item))
+            if len(pending) == 2 * threads:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)

@@ -34,7 +34,7 @@ _FIXED = 64 << 20  # bytes of each part where all have to have one size, and the
 _MOST_PARTS = 10_000  # of an upload, as S3 has it
 _PLANNED = 9_000  # parts, if the size is known beforehand
 _UNDER_WAY = 64 << 20  # bytes of all parts that are sent at a time; at least one part is
-_CONFLICTS = ("PreconditionFailed", "ConditionalRequestConflict", "412")  # codes of S3
+_CONFLICTS = ("PreconditionFailed", "ConditionalRequestConflict", "412")  # S3's codes for a changed object
 
 
 def part_size(number: int, total: int, *, fixed: bool = False) -> int:
@@ -45,14 +45,14 @@ def part_size(number: int, total: int, *, fixed: bool = False) -> int:
 
 
 def local_path(url: str, options: Mapping[str, Any] | None) -> str | None:
-    """Return the path of a local file's URL, such as `file:///tmp/m.zcr`; None for any other. Raises as `connected`."""
-    fs, path = connected(url, options)
+    """Return the path of a local file's URL, as `file:///m.zcr`; None for any other. Raises as `connect_to_write`."""
+    fs, path = connect_to_write(url, options)
     return path if {"file", "local"} & {*protocols_of(fs)} else None
 
 
 def version_at(url: str, options: Mapping[str, Any] | None) -> str | None:
     """Return the version of the file at a URL, for `upload`; "" if there is none, None if the store has no versions."""
-    fs, path = connected(url, options)
+    fs, path = connect_to_write(url, options)
     with store_refusals(redacted(url), "cannot read"):
         return _version(fs, path)
 
@@ -65,12 +65,12 @@ def upload(url: str, options: Mapping[str, Any] | None = None, *, replaces: str 
     two of `part_size` if they are larger. `replaces` is the one version that may be replaced, as `version_at` returns
     it: "" for no file, None for any. It is compared right before the publishing, by S3 also as it publishes.
     """
-    fs, path = connected(url, options)
+    fs, path = connect_to_write(url, options)
     shown = redacted(url)
     if url.endswith("/") or not path:
         raise SourceError("names a folder; name a file in it", path=shown)
     with store_refusals(shown, "cannot write"):
-        sink = _UploadSink(_kind(fs)(fs, path, replaces), shown)
+        sink = _UploadSink(_upload_class(fs)(fs, path, replaces), shown)
     try:
         yield sink
         sink.commit()
@@ -79,8 +79,8 @@ def upload(url: str, options: Mapping[str, Any] | None = None, *, replaces: str 
         raise
 
 
-def connected(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
-    """Return fsspec's file system for a URL to write to, and the path in it."""
+def connect_to_write(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
+    """Return fsspec's file system for a URL to write to, and the path in it; UnsupportedError if it is only read."""
     if "::" in url.partition("://")[0]:
         raise UnsupportedError("chained URLs are for reading; write to the last one of them", path=redacted(url))
     fs, path = connect(url, options)
@@ -93,6 +93,7 @@ def connected(url: str, options: Mapping[str, Any] | None) -> tuple[Any, str]:
 
 
 def _version(fs: Any, path: str) -> str | None:
+    """Return the version of a file, as `version_at`; fsspec's exceptions as they are."""
     fs.invalidate_cache(path)
     try:
         info = fs.info(path, **first_answer(fs))
@@ -145,6 +146,7 @@ class _UploadSink(Sink):
             view = view[len(piece) :]
 
     def _send(self) -> None:
+        """Pass the part, which is full, to the upload, and begin the next one."""
         if self._number == _MOST_PARTS:
             fault = f"takes more than {_MOST_PARTS} parts of an upload; write to a file, and upload that"
             raise SourceError(fault, path=self._shown)
@@ -173,10 +175,11 @@ class _UploadSink(Sink):
 
 def has_folders(fs: Any) -> bool:
     """Return True for a file system that renames: it has folders, which must be made."""
-    return _kind(fs) is _RenamedUpload
+    return _upload_class(fs) is _RenamedUpload
 
 
-def _kind(fs: Any) -> type[_Upload]:
+def _upload_class(fs: Any) -> type[_Upload]:
+    """Return the way in which a file system publishes a whole file at once."""
     from fsspec import AbstractFileSystem
 
     if hasattr(fs, "call_s3"):
@@ -212,7 +215,7 @@ class _Upload:
         """Remove the parts sent."""
         raise NotImplementedError
 
-    def _check(self) -> None:
+    def _check_version(self) -> None:
         if self._replaces is not None and _version(self._fs, self._path) != self._replaces:
             raise _other_version()
 
@@ -227,7 +230,9 @@ class _MultipartUpload(_Upload):
             raise UnsupportedError("names a bucket; name an object in it", path=path)
         self.fixed = bool(getattr(fs, "fixed_upload_size", False))
         self._place = {"Bucket": bucket, "Key": key}
-        self._condition = {} if replaces is None else {"IfMatch": replaces} if replaces else {"IfNoneMatch": "*"}
+        self._condition = {}
+        if replaces is not None:
+            self._condition = {"IfMatch": replaces} if replaces else {"IfNoneMatch": "*"}
         self._id: dict[str, str] = {}
         self._sent: list[Future[dict[str, Any]]] = []
         self._waiting: deque[Future[dict[str, Any]]] = deque()
@@ -246,8 +251,9 @@ class _MultipartUpload(_Upload):
         self._waiting.append(self._sent[-1])
 
     def _send(self, number: int, part: bytes) -> dict[str, Any]:
-        out = self._fs.call_s3("upload_part", **self._place, **self._id, PartNumber=number, Body=part)
-        tags = {name: tag for name, tag in out.items() if name == "ETag" or name.startswith("Checksum")}
+        """Upload a part; return its entry in the list that completes the upload."""
+        answer = self._fs.call_s3("upload_part", **self._place, **self._id, PartNumber=number, Body=part)
+        tags = {name: value for name, value in answer.items() if name == "ETag" or name.startswith("Checksum")}
         return {"PartNumber": number, **tags}
 
     def commit(self, last: bytearray) -> None:
@@ -256,29 +262,30 @@ class _MultipartUpload(_Upload):
         if self._pool is not None:
             self.put(last)
             parts = [future.result() for future in self._sent]
-        self._check()
+        self._check_version()
         try:
-            try:
-                self._publish(parts, last, self._condition)
-            except Exception as error:
-                if not self._condition or _code(error) != "NotImplemented":
-                    raise
-                self._publish(parts, last, {})
+            self._publish(parts, last)
         except Exception as error:
             if not self._is_published(parts, last):
-                raise (_other_version() if _code(error) in _CONFLICTS else error) from error.__cause__
+                raise (_other_version() if _s3_error_code(error) in _CONFLICTS else error) from error.__cause__
             with contextlib.suppress(Exception):  # S3 then knows no such upload; but equal bytes may have been there
                 self.discard()
         self._id = {}
         self._close()
         self._fs.invalidate_cache(self._path)
 
-    def _publish(self, parts: list[dict[str, Any]], last: bytearray, condition: dict[str, str]) -> None:
+    def _publish(self, parts: list[dict[str, Any]], last: bytearray) -> None:
+        """Complete the upload, or, without parts, put the object; unconditionally if the store knows no conditions."""
+        call = {**self._place, "Body": last}
         if parts:
-            whole = {"MultipartUpload": {"Parts": parts}}
-            self._fs.call_s3("complete_multipart_upload", **self._place, **self._id, **whole, **condition)
-        else:
-            self._fs.call_s3("put_object", **self._place, Body=last, **condition)
+            call = {**self._place, **self._id, "MultipartUpload": {"Parts": parts}}
+        method = "complete_multipart_upload" if parts else "put_object"
+        try:
+            self._fs.call_s3(method, **call, **self._condition)
+        except Exception as error:
+            if not self._condition or _s3_error_code(error) != "NotImplemented":
+                raise
+            self._fs.call_s3(method, **call)
 
     def _is_published(self, parts: list[dict[str, Any]], last: bytearray) -> bool:
         """Return True if the object there is the one that was uploaded: only the answer may have been lost."""
@@ -305,8 +312,8 @@ def _md5(data: Any) -> str:
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
-def _code(error: Exception) -> str:
-    """Return the code of S3 of an exception of s3fs, "" if it has none."""
+def _s3_error_code(error: Exception) -> str:
+    """Return S3's code of an error, such as "NoSuchKey", from an exception of s3fs; "" if it has none."""
     response = getattr(error.__cause__, "response", None) or {}
     return str(response.get("Error", {}).get("Code", ""))
 
@@ -323,7 +330,7 @@ class _ResumableUpload(_Upload):
 
     def commit(self, last: bytearray) -> None:
         self._file.write(last)
-        self._check()
+        self._check_version()
         self._file.close()
         self._file.commit()
         self._fs.invalidate_cache(self._path)
@@ -353,7 +360,7 @@ class _RenamedUpload(_Upload):
     def commit(self, last: bytearray) -> None:
         self.put(last)
         self._file.close()
-        self._check()
+        self._check_version()
         if "memory" in protocols_of(self._fs):  # whose `mv` expands patterns
             self._fs.cp_file(self._scratch, self._path)
             self._fs.rm_file(self._scratch)
@@ -391,7 +398,7 @@ class _WholeUpload(_Upload):
     def commit(self, last: bytearray) -> None:
         self.put(last)
         self._file.close()
-        self._check()
+        self._check_version()
         self._fs.put_file(self._scratch, self._path)
         self._fs.invalidate_cache(self._path)
         self._folder.cleanup()

@@ -80,7 +80,7 @@ def file_beside(url: str, name: str) -> str:
     if not leads_inside(name):
         raise FormatError(f"the file name {printable(repr(name))} leads to another folder", path=redacted(url))
     parts = _CHAINED.split(url)
-    index = next(i for i, part in enumerate(parts) if "://" in part)  # the first has the path, as in a zip file
+    index = next(i for i, part in enumerate(parts) if "://" in part)  # the first such part has the path, as in a zip
     file, mark, query = parts[index].partition("?")
     if is_http(file) and file.count("/") == 2:  # no path: the name would take the place of the host
         file += "/"
@@ -127,23 +127,24 @@ def _safe_options(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options with which chained URLs decompress no answer, and send no header to another server."""
     out = dict(options)
     for scheme in {part.partition("://")[0].lower() for part in _CHAINED.split(url)[1:]} & {"http", "https"}:
-        chosen = dict(out.get(scheme) or {})
-        safe = {"auto_decompress": False, "trace_configs": [_redirects()]}
-        out[scheme] = {**chosen, "client_kwargs": {**(chosen.get("client_kwargs") or {}), **safe}}
+        of_scheme = dict(out.get(scheme) or {})
+        of_client = dict(of_scheme.get("client_kwargs") or {})
+        of_client |= {"auto_decompress": False, "trace_configs": [_redirect_hook()]}
+        out[scheme] = {**of_scheme, "client_kwargs": of_client}
     return out
 
 
 @cache
-def _redirects() -> Any:
+def _redirect_hook() -> Any:
     """Return aiohttp's hook for redirects, always the same: fsspec compares options to find a file system again."""
     import aiohttp
 
     hook = aiohttp.TraceConfig()
-    hook.on_request_redirect.append(_leave_headers)
+    hook.on_request_redirect.append(_remove_headers)
     return hook
 
 
-async def _leave_headers(session: Any, _context: Any, hop: Any) -> None:
+async def _remove_headers(session: Any, _context: Any, hop: Any) -> None:
     """Remove all headers from a redirect to another server, except the range; a SourceError if cookies would follow."""
     try:
         same_origin = hop.url.join(type(hop.url)(hop.response.headers["Location"])).origin() == hop.url.origin()
