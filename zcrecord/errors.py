@@ -59,7 +59,7 @@ __all__ = [
 
 
 def printable(text: str, limit: int = 200) -> str:
-    """Return `text` with control characters escaped, and with its middle cut out if it is longer than `limit`."""
+    """Return `text` with unprintable characters escaped, and its middle cut out beyond `limit` characters."""
     if len(text) > limit:
         text = f"{text[: limit // 2]}…{text[-limit // 2 :]}"
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
@@ -127,7 +127,7 @@ class RecordError(Exception):
         return ": ".join([*where, printable(text, len(text))])
 
     def text(self, advise: Callable[[Advice], str] = str) -> str:
-        """Return message and advice without the place; unprintable characters stay. "" from `advise` is no advice."""
+        """Return message and advice without the place, unprintable characters as they are."""
         advice = "" if self.advice is None else advise(self.advice)
         return f"{self.message}; {advice}" if advice else self.message
 
@@ -154,6 +154,7 @@ def located(*, path: str | None = None, tensor: str | None = None) -> Iterator[N
 
 
 def _rebuild(kind: type[RecordError], state: dict[str, Any]) -> RecordError:
+    """Return an unpickled error; its constructor is not called, since subclasses take other arguments."""
     error = kind.__new__(kind)
     for key, value in state.items():
         setattr(error, key, value)
@@ -281,17 +282,9 @@ class SourceError(RecordError, OSError):
 
     _stored: ClassVar[tuple[str, ...]] = (*RecordError._stored, "errno", "strerror", "filename")
 
-    def __init__(
-        self,
-        message: str = "",
-        *,
-        path: str | None = None,
-        tensor: str | None = None,
-        offset: int | None = None,
-        advice: Advice | None = None,
-        errno: int | None = None,
-    ) -> None:
-        super().__init__(message, path=path, tensor=tensor, offset=offset, advice=advice)
+    def __init__(self, message: str = "", *, errno: int | None = None, path: str | None = None, **details: Any) -> None:
+        """Set the attributes of an OSError, too; `details` are further arguments of RecordError."""
+        super().__init__(message, path=path, **details)
         self.errno, self.strerror, self.filename = errno, message, path
 
 

@@ -64,12 +64,12 @@ def unpack(
         True
     """
     started = time.perf_counter()
-    source_path, dest_path, place = checked_paths(source, dest, force, storage_options)
+    source_path, dest_path, place = checked_paths(source, dest, force=force, options=storage_options)
     import_zstandard()  # before anything is opened
     threads = cores(threads)
     with located(path=source_path), StreamReader(source_path or source) as reader:
         table = _table_of(reader)
-        check = ArchiveCheck(progress, lambda: reader.position if reader.nbytes is None else reader.nbytes)
+        check = ArchiveCheck(progress, packed=lambda: _packed_nbytes(reader))
         check.expected = None if table is None else table.nbytes
         pieces = _decompress(reader, table, threads)
         with open_sink(place, durable=durable, options=storage_options) as sink, closing(pieces):
@@ -78,9 +78,14 @@ def unpack(
                 sink.write(piece)
                 check.advance(len(piece))
             check.finish(sink)
-        packed_bytes = reader.position if reader.nbytes is None else reader.nbytes
+        packed_bytes = _packed_nbytes(reader)
     frames, seconds = None if table is None else len(table.sizes), time.perf_counter() - started
     return PackReport(source_path, dest_path, check.done, packed_bytes, frames, seconds, peak_rss())
+
+
+def _packed_nbytes(reader: StreamReader) -> int:
+    """Return the size of a packed file, or of a stream as far as it was read."""
+    return reader.position if reader.nbytes is None else reader.nbytes
 
 
 def _table_of(reader: StreamReader) -> SeekTable | None:
@@ -94,6 +99,7 @@ def _table_of(reader: StreamReader) -> SeekTable | None:
 
 
 def _check_magic(head: bytes) -> None:
+    """Raise FormatError unless a file's first bytes are those of a zstd frame."""
     if not is_packed(head):
         fault = wrong_type(head, "a packed archive") or "not a packed archive: it does not begin with a zstd frame"
         raise FormatError(fault if head else "the file is empty")
@@ -112,20 +118,20 @@ def _decompress_file(path: str, table: SeekTable, threads: int) -> Generator[Any
     file, _ = open_source(path)
     sizes = table.sizes
 
-    def start() -> Callable[[int], memoryview]:
+    def start_thread() -> Callable[[int], memoryview]:
         decompress = frame_decompressor(table)
 
         def work(i: int) -> memoryview:
-            lo, hi = table.packed_range(i)
-            frame, content = np.empty(hi - lo, np.uint8).data, np.empty(sizes[i], np.uint8).data
-            read_at(file.fileno(), frame, lo)
+            start, end = table.packed_range(i)
+            frame, content = np.empty(end - start, np.uint8).data, np.empty(sizes[i], np.uint8).data
+            read_at(file.fileno(), frame, start)
             decompress(i, frame, content)
             return content
 
         return work
 
     with file:
-        yield from map_ordered(start, range(len(sizes)), threads)
+        yield from map_ordered(start_thread, range(len(sizes)), threads)
 
 
 def _decompress_stream(reader: StreamReader) -> Generator[bytes, None, None]:
