@@ -134,8 +134,7 @@ def _saving_advice(dtype: np.dtype[Any]) -> str:
         return f"save .view('int64'), and load that with .view('{dtype.str[1:]}')"
     advice = {
         "V": "save its bytes, viewed as uint8",
-        "S": "save StringTensor.from_strings(...) of it",
-        "U": "save StringTensor.from_strings(...) of it",
+        **dict.fromkeys("SU", "save StringTensor.from_strings(...) of it"),
         "O": "convert it with .astype(...) to numbers, or save StringTensor.from_strings(...) of texts",
     }  # by numpy's letter for the kind
     return advice.get(dtype.kind, "convert the array with .astype(...) first")

@@ -109,11 +109,8 @@ class RecordError(Exception):
         advice: Advice | None = None,
     ) -> None:
         super().__init__(message)
-        self.message = message
-        self.advice = advice
-        self.path = path
-        self.tensor = tensor
-        self.offset = offset
+        self.message, self.advice = message, advice
+        self.path, self.tensor, self.offset = path, tensor, offset
 
     def __str__(self) -> str:
         return self.describe()

@@ -47,8 +47,8 @@ class ZcrCheckpointIO:
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: Any = None) -> Any:  # noqa: ARG002
         """Return the checkpoint of an archive, or of a file of torch.save; raises what `load_record` does.
 
-        Tensors lie on private pages of the file, or on the device to which `map_location`, as torch.load takes it, maps
-        the CPU. No file can run code, so `weights_only` does not matter.
+        Tensors lie on private pages of the file, or where `map_location` puts those of the CPU. `weights_only` does not
+        matter: no file can run code.
         """
         device = map_location
         if callable(map_location):

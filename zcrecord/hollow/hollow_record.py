@@ -50,11 +50,10 @@ def hollow_of(source: Any, *, sink: Sink | None = None) -> HollowRecord:
 
     Args:
         source: a Record, or any source that `load_record` takes: of a URL only the index is fetched.
-        sink: the destination of constants. None for memory of this process, aligned as payloads are, of which `seal`
-            makes a Record. Or a function of a tensor's name and TensorInfo that is called when its constant is begun,
-            once for tied ones; it returns a writable buffer of `info.nbytes` bytes, or an object with `write(chunk)`,
-            and maybe `close()` and `abort()`: a device's upload. The bytes come in C order, in as many chunks as were
-            handed over. A chunk is valid until `write` returns, which may return, as files do, how many it wrote.
+        sink: None for memory of this process, aligned as payloads are, of which `seal` makes a Record. Or a function of
+            a tensor's name and TensorInfo that is called when its constant is begun, once for tied ones; it returns a
+            writable buffer of `info.nbytes` bytes, or an object with `write(chunk)`, and maybe `close()` and `abort()`:
+            a device's upload. Chunks come in C order, and are valid until `write` returns, maybe how many it took.
 
     Raises:
         RecordError: as `load_record`. LimitError: copies of equal tensors or bytes that are not tied, or with a sink
@@ -97,8 +96,6 @@ class HollowRecord:
         self._writers: weakref.WeakSet[ConstantWriter] = weakref.WeakSet()  # all open ones, and some closed ones
         self._lock = threading.Lock()
 
-    # Declarations.
-
     @property
     def names(self) -> tuple[str, ...]:
         """Every tensor's full name, in saved order."""
@@ -136,8 +133,6 @@ class HollowRecord:
     def __len__(self) -> int:
         return len(self._state.constants)
 
-    # Progress.
-
     @property
     def state(self) -> State:
         """'declared', 'filling' once a constant was begun, 'filled' when none is missing; 'sealed' or 'aborted'."""
@@ -156,8 +151,6 @@ class HollowRecord:
     def nbytes_filled(self) -> int:
         """The number of bytes that are filled."""
         return self._state.nbytes(filled=True)
-
-    # Filling.
 
     def set(self, name: str, data: Any) -> None:
         """Fill one constant at once; copies `data`.
@@ -273,8 +266,6 @@ class HollowRecord:
                 _fan_out(writers, chunks, self._skeleton.nbytes(numbers[0]))
             for writer in writers:
                 writer.mark_complete()
-
-    # Filling by a loader.
 
     def fill_by(
         self,

@@ -1,7 +1,6 @@
 """An archive without its tensors' bytes: its index, the bytes of attributes, and the place of each payload in the file.
 
-Allocates memory for the payloads, and reads and verifies them in one forward pass. Which payloads to read is left to
-`hollow_record`.
+Allocates memory for the payloads, and reads and verifies those that `hollow_record` chooses in one forward pass.
 """
 
 from __future__ import annotations

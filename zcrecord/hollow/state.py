@@ -61,10 +61,7 @@ class FillState:
     """The state of constants: each is begun, then filled or released; at the end the record is sealed or aborted."""
 
     def __init__(self, archive: Archive, path: str | None, *, in_memory: bool) -> None:
-        """Start with no constant filled; `path` is for errors.
-
-        With `in_memory`, payloads are filled in place, so filling a whole one fills every constant that lies in it.
-        """
+        """Start with no constant filled; `in_memory`, filling a whole payload fills all in it. `path` is for errors."""
         self._path, self._in_memory = path, in_memory
         by_name: dict[str, HollowConstant] = {}
         self.by_payload: dict[int, list[HollowConstant]] = {}

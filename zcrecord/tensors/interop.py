@@ -50,10 +50,7 @@ def as_array(value: Any) -> Array | PackedTensor:
 
 
 def as_view(value: Any) -> Array | PackedTensor | DeviceTensor:
-    """Return the same as `as_array`, but a DeviceTensor for a tensor on a device, which is not copied yet.
-
-    UnsupportedError for a value that is no tensor, or that numpy cannot view.
-    """
+    """Return the same as `as_array`, but describe tensors of a device; UnsupportedError if numpy has no view."""
     try:
         if isinstance(value, np.ndarray | np.generic):
             return np.asarray(value)
@@ -137,14 +134,8 @@ def _describe_dlpack(value: Any) -> DeviceTensor:
     return DeviceTensor(dtypes.as_dtype(value.dtype), tuple(value.shape), ("dlpack", id(value)), fetch)
 
 
-# torch.
-
-
 def _plain(tensor: Any, torch: Any) -> Any:
-    """Return a tensor of torch's own class over the same memory, without its gradient's history.
-
-    UnsupportedError for a tensor without values of its own in dense memory.
-    """
+    """Return a tensor of torch's own class over the same memory, without gradient; UnsupportedError if it has none."""
     kind = type(tensor)
     if kind is torch.Tensor:
         plain = tensor.detach()
@@ -236,8 +227,7 @@ def _torch_array(tensor: Any, kind: DType, torch: Any) -> Array | PackedTensor:
     _check_storage(tensor)
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    is_user_defined = dtype.isbuiltin == 2  # a dtype of ml_dtypes, for which Tensor.numpy() has none
-    if not is_user_defined:
+    if dtype.isbuiltin != 2:  # 2: a dtype of ml_dtypes, which torch does not know
         return np.asarray(tensor.numpy())
     raw: Array = tensor.view(torch.uint8 if dtype.itemsize == 1 else torch.int16).numpy()
     if kind.packed:
@@ -254,9 +244,6 @@ def _check_storage(tensor: Any) -> None:
     if stored < needed:
         fault = f"its storage holds {stored} of the {needed} bytes it reaches; it was freed or resized"
         raise UnsupportedError(f"{fault}, load or gather it before it is saved")
-
-
-# jax.
 
 
 def _view_jax(value: Any, jax: Any) -> Array | DeviceTensor:
@@ -302,10 +289,7 @@ def _to_host(value: Any, jax: Any) -> Array:
 
 
 def pytree_children(value: Any) -> Iterable[tuple[str, Any]] | None:
-    """Return (key, child) pairs of an instance of a class registered with jax as a pytree; None for all others.
-
-    UnsupportedError if two children have the same key.
-    """
+    """Return (key, child) pairs of an instance of a class registered with jax as a pytree; None for all others."""
     tree_util = getattr(sys.modules.get("jax"), "tree_util", None)
     if tree_util is None or value is None or tree_util.default_registry.flatten_one_level(value) is None:
         return None

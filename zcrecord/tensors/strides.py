@@ -78,10 +78,7 @@ def as_bytes(array: Array) -> Octets:
 
 
 def in_blocks(values: Any, max_nbytes: int) -> Iterator[Any]:
-    """Yield an array, or a tensor of torch, as views of at most `max_nbytes` that follow one another in C order.
-
-    A single element is yielded whole, whatever its size.
-    """
+    """Yield an array or torch tensor as views, in C order, each of at most `max_nbytes` or one larger element."""
     if values.nbytes <= max_nbytes or not values.ndim:
         yield values
         return

@@ -93,18 +93,14 @@ def encode_table(entries: Iterable[SeekEntry]) -> bytes:
 
 
 def read_table(size: int, read: Callable[[int, int], Any]) -> SeekTable | None:
-    """Return the seek table of a file of `size` bytes, which `read(offset, nbytes)` reads; None if it has none.
-
-    FormatError if the table is damaged, or its frames do not fill the file before it.
-    """
+    """Return the seek table at a file's end, by `read(offset, nbytes)`; None if it has none, FormatError if damaged."""
     if size <= _FOOTER.size + _SKIPPABLE_HEADER:
         return None
     count, descriptor, magic = _FOOTER.unpack(read(size - _FOOTER.size, _FOOTER.size))
     if magic != _SEEKABLE:
         return None
     if descriptor & _RESERVED:
-        fault = f"descriptor {descriptor:#04x} has reserved bits that are not zero"
-        raise _table_error(fault, size - len(_SEEKABLE) - 1)
+        raise _table_error(f"descriptor {descriptor:#04x} has reserved bits that are not zero", size - 5)
     columns = 3 if descriptor & _CHECKSUMS else 2
     body = 4 * columns * count + _FOOTER.size
     start = size - body - _SKIPPABLE_HEADER
@@ -118,13 +114,11 @@ def read_table(size: int, read: Callable[[int, int], Any]) -> SeekTable | None:
 
 
 def _table_of(rows: np.ndarray[Any, Any], start: int) -> SeekTable:
-    """Return the seek table that has these rows and begins at `start`; FormatError if its frames do not end there."""
+    """Return the seek table of these rows that begins at `start`; FormatError if its frames do not end there."""
     starts, bounds = (np.concatenate(([0], np.cumsum(rows[:, i], dtype=np.int64))) for i in (0, 1))
     if starts[-1] != start:
         raise _table_error(f"its frames take {int(starts[-1])} bytes, expected the {start} before it", start)
-    too_large = np.flatnonzero(np.diff(starts) > 2 * np.diff(bounds) + _PADDING)
-    if len(too_large):
-        i = int(too_large[0])
+    for i in np.flatnonzero(np.diff(starts) > 2 * np.diff(bounds) + _PADDING)[:1].tolist():
         fault = f"frame {i} takes {int(rows[i, 0])} bytes for {int(rows[i, 1])} of content"
         raise _table_error(f"{fault}, expected at most twice as many and {_PADDING} more", int(starts[i]))
     return SeekTable(starts, bounds, rows[:, 2].astype(np.int64) if rows.shape[1] == 3 else None)

@@ -150,9 +150,9 @@ class _FrameMemory:
 
     def _packed_bytes(self) -> memoryview:
         """Return the packed file's bytes, mapped again if need be; SourceError if the file is another by now."""
-        if self._packed is not None or self._path is None:
-            assert self._packed is not None, "bytes without a path are kept"
+        if self._packed is not None:
             return self._packed
+        assert self._path is not None, "bytes without a path are kept"
         memory = map_file(self._path, least=0)
         if memory.identity != self._identity:
             raise SourceError("was replaced or changed since it was opened; load it again", path=self._path)
@@ -204,8 +204,8 @@ def _content_size(package: Any, memory: Memory, start: bytes) -> int:
     if header is not None:
         return header.archive_size
     size = 0
-    _, counting_reader = _reader(package, memory)
-    with counting_reader as reader:
+    _, reader = _reader(package, memory)
+    with reader:
         while piece := reader.read(_PIECE):
             size += len(piece)
             frames.check_expansion(size, len(memory.octets))

@@ -1,8 +1,7 @@
 """Pack archives for transport: `.zcr.zst`, zstd frames that begin where payloads do, and a seek table after them.
 
-Source and destination may be paths or binary file objects, pipes included. Memory: for each thread two or three frames
-of up to 6 MiB, packed or not, and zstd's own state (1 MiB at the default level, 50 MiB at 19); the index; 200 bytes for
-each frame. Weights hardly repeat, so levels above 1 gain little.
+Memory: for each thread two or three frames of up to 6 MiB, packed or not, and zstd's own state (1 MiB at the default
+level, 50 MiB at 19); the index; 200 bytes for each frame.
 """
 
 from __future__ import annotations
@@ -122,10 +121,7 @@ def pack(
 def checked_paths(
     source: Any, dest: Any, *, force: bool, options: Mapping[str, Any] | None
 ) -> tuple[str | None, str | None, Any]:
-    """Return both paths, None for a file object, and the place to give to `open_sink`.
-
-    DestinationExistsError if the destination is the source, or exists and `force` is not given.
-    """
+    """Return both paths, None for a file object, and the place for `open_sink`, which may be written; else raises."""
     source_path = None if hasattr(source, "read") else path_of(source)
     dest_path = None if hasattr(dest, "write") else path_of(dest)
     version = check_destination(source_path, dest_path, force, options)

@@ -43,12 +43,8 @@ def unpack(
 
     Args:
         source: a path or a binary file object, read forward once.
-        dest: a path or a URL, which appears whole or not at all, or a binary file object.
-        force: replace a file that exists.
-        durable: wait until the file would survive power loss.
+        dest, force, durable, progress, storage_options: as in `pack`.
         threads: number of decompressing threads; None is one for each core.
-        progress: called with the archive's bytes done, and with their total, if that is known.
-        storage_options: for fsspec, if `dest` is a URL.
 
     Raises:
         FormatError: it is no packed archive, or a damaged or truncated one. IntegrityError: a checksum does not match.
@@ -68,8 +64,12 @@ def unpack(
     import_zstandard()  # before anything is opened
     threads = cores(threads)
     with located(path=source_path), StreamReader(source_path or source) as reader:
+
+        def packed_nbytes() -> int:  # of a stream, as far as it was read
+            return reader.position if reader.nbytes is None else reader.nbytes
+
         table = _table_of(reader)
-        check = ArchiveCheck(progress, packed=lambda: _packed_nbytes(reader))
+        check = ArchiveCheck(progress, packed_nbytes)
         check.expected = None if table is None else table.nbytes
         pieces = _decompress(reader, table, threads)
         with open_sink(place, durable=durable, options=storage_options) as sink, closing(pieces):
@@ -78,14 +78,8 @@ def unpack(
                 sink.write(piece)
                 check.advance(len(piece))
             check.finish(sink)
-        packed_bytes = _packed_nbytes(reader)
     frames, seconds = None if table is None else len(table.sizes), time.perf_counter() - started
-    return PackReport(source_path, dest_path, check.done, packed_bytes, frames, seconds, peak_rss())
-
-
-def _packed_nbytes(reader: StreamReader) -> int:
-    """Return the size of a packed file, or of a stream as far as it was read."""
-    return reader.position if reader.nbytes is None else reader.nbytes
+    return PackReport(source_path, dest_path, check.done, packed_nbytes(), frames, seconds, peak_rss())
 
 
 def _table_of(reader: StreamReader) -> SeekTable | None:

@@ -77,9 +77,7 @@ class Sequence(Annotation):
         if parts is None:
             return NO
         own = EXACT if self._constructor in (None, _sequence_type(value)) else CONVERTED
-        if isinstance(value, SavedModule):
-            return own
-        return min([own, *(annotation.rank(item) for annotation, _, item in parts)])
+        return own if isinstance(value, SavedModule) else min([own, *(part.rank(item) for part, _, item in parts)])
 
     def fits(self, value: Any, /) -> bool:
         parts = self._parts(value)

@@ -16,14 +16,8 @@ from zcrecord.errors import UnsupportedError, printable
 
 Hints = Mapping[str, Any]
 
-_WRAPPERS = {
-    typing.Annotated,
-    typing.ClassVar,
-    typing.Final,
-    typing.NotRequired,
-    typing.Required,
-    getattr(typing, "ReadOnly", typing.Required),  # from Python 3.13 on
-}
+_WRAPPERS = {typing.Annotated, typing.ClassVar, typing.Final, typing.NotRequired, typing.Required}
+_WRAPPERS.add(getattr(typing, "ReadOnly", typing.Required))  # from Python 3.13 on
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -51,10 +51,8 @@ def loader_options(config: Any) -> dict[str, Any]:
         expected, is_valid = _KINDS[key]
         if not is_valid(value):
             raise UnsupportedError(f"{_EXTRA}: {key} is {expected}, not a {type(value).__name__}")
-    url_options = [key for key in config if key not in ("trusted_keys", "verify")]
-    if url_options and "url" not in config:
-        fault = f"{', '.join(url_options)} without url; leave it out for an archive in the folder"
-        raise UnsupportedError(f"{_EXTRA}: {fault}")
+    if "url" not in config and (unused := [key for key in config if key not in ("trusted_keys", "verify")]):
+        raise UnsupportedError(f"{_EXTRA}: {', '.join(unused)} without url; leave it out for an archive in the folder")
     return dict(config)
 
 
@@ -94,15 +92,14 @@ def torch_weights(
     _check_types(chosen, record.path)
     if is_url(record.path):  # of a catalogue, too, whose shards are remote
         yield from _fetch_weights(record, chosen)
-        return
-    if record.archive.source.on_demand:  # its pages cannot be asked for
+    elif record.archive.source.on_demand:  # its pages cannot be asked for
         yield from _read_weights(record, chosen, verify=verify)
-        return
-    infos = {info.name: info for info in chosen}
-    tensors = record.torch(names=lambda info: info.name in infos, writable=False)
-    for name in list(tensors):
-        check = _page_check(record, infos[name]) if verify else None
-        yield name, paged(tensors.pop(name), check)
+    else:
+        infos = {info.name: info for info in chosen}
+        tensors = record.torch(names=lambda info: info.name in infos, writable=False)
+        for name in list(tensors):
+            check = _page_check(record, infos[name]) if verify else None
+            yield name, paged(tensors.pop(name), check)
 
 
 def _read_weights(record: Record, infos: list[TensorInfo], *, verify: bool) -> Iterator[tuple[str, Any]]:

@@ -228,9 +228,7 @@ def on_cpu(device: Any) -> bool:
 
 
 def open_record(source: Any, *, backend: str = "mmap", writable: bool = True) -> Record:
-    """Return the record of an archive or a safetensors file, given as a path or bytes.
-
-    If `writable`, its views may be written, on private pages: the file stays as it is. The views keep the memory.
+    """Return the record of a file or of bytes; if `writable`, its views may be written, and the file stays as it is.
 
     Raises:
         FormatError: the source is neither. UnsupportedError: an unknown backend. SourceError: it cannot be read.
