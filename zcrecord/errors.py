@@ -264,14 +264,14 @@ def _close_names(name: str, names: Iterable[str]) -> str:
     """Return the message for a name that is not in a record: up to three close names, else the first three."""
     import difflib  # here, because it is needed only once something went wrong
 
-    all_names, key = list(names), name.rpartition(".")[2]
-    likely = [n for n in all_names if n.rpartition(".")[2] == key or name in n]
+    all_names, last_part = list(names), name.rpartition(".")[2]
+    likely = [n for n in all_names if n.rpartition(".")[2] == last_part or name in n]
     candidates = (likely or all_names)[:2000]  # for which difflib takes up to 0.4 s
     close = difflib.get_close_matches(name, candidates, n=3, cutoff=0.5) or [n for n in candidates if name in n][:3]
     if close:
         return "not in this record; close names: " + ", ".join(f"'{printable(n)}'" for n in close)
-    first = ", such as " + ", ".join(f"'{printable(n)}'" for n in all_names[:3]) if all_names else ""
-    return f"not in this record of {len(all_names)} names{first}"
+    examples = ", such as " + ", ".join(f"'{printable(n)}'" for n in all_names[:3]) if all_names else ""
+    return f"not in this record of {len(all_names)} names{examples}"
 
 
 class SourceError(RecordError, OSError):

@@ -26,6 +26,8 @@ from zcrecord.writing.writers import SaveReport
 
 __all__ = ["from_pretrained", "save_pretrained"]
 
+Arguments = dict[str, Any]  # of transformers' from_pretrained
+
 _CONFIG, _GENERATION, _ADAPTER = "config.json", "generation_config.json", "adapter_config.json"
 
 # Arguments that are not values for a config, though configs would take some of them.
@@ -185,9 +187,7 @@ def _check_arguments(path: str, kwargs: dict[str, Any]) -> None:
         raise SourceNotFoundError(fault, path=path)
 
 
-def _read_config(
-    transformers: Any, path: str, model_class: Any, kwargs: dict[str, Any]
-) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+def _read_config(transformers: Any, path: str, model_class: Any, kwargs: Arguments) -> tuple[Any, Arguments, Arguments]:
     """Return a model's config, the arguments for its generation config, and those for the model's class.
 
     Arguments that change the config of an Auto class are not for the generation config, as in transformers.
@@ -301,9 +301,7 @@ def _settle_ties(model: Any, state: dict[str, Any]) -> None:
             used.add(address)
 
 
-def _set_generation(
-    transformers: Any, model: Any, path: str, overrides: dict[str, Any], options: dict[str, Any]
-) -> None:
+def _set_generation(transformers: Any, model: Any, path: str, overrides: Arguments, options: Arguments) -> None:
     """Give a model the generation config of its folder, and the folder's own generate() where its code is trusted."""
     if not model.can_generate():
         return

@@ -53,7 +53,7 @@ def hollow_of(source: Any, *, sink: Sink | None = None) -> HollowRecord:
         sink: None for memory of this process, aligned as payloads are, of which `seal` makes a Record. Or a function of
             a tensor's name and TensorInfo that is called when its constant is begun, once for tied ones; it returns a
             writable buffer of `info.nbytes` bytes, or an object with `write(chunk)`, and maybe `close()` and `abort()`:
-            a device's upload. Chunks come in C order, and are valid until `write` returns, maybe how many it took.
+            a device's upload. Chunks come in C order, valid until `write` returns; it may return how many it took.
 
     Raises:
         RecordError: as `load_record`. LimitError: copies of equal tensors or bytes that are not tied, or with a sink

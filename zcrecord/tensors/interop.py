@@ -135,7 +135,7 @@ def _describe_dlpack(value: Any) -> DeviceTensor:
 
 
 def _plain(tensor: Any, torch: Any) -> Any:
-    """Return a tensor of torch's own class over the same memory, without gradient; UnsupportedError if it has none."""
+    """Return a tensor of torch's own class over the same memory, detached; UnsupportedError without dense memory."""
     kind = type(tensor)
     if kind is torch.Tensor:
         plain = tensor.detach()

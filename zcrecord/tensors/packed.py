@@ -43,7 +43,7 @@ def unpack_bits(octets: Octets, bits: int, count: int) -> Octets:
 
 
 def _word_layout(bits: int) -> tuple[int, int, np.dtype[Any]]:
-    """Return the least number of elements that fill whole bytes, the number of these, and a word that holds them."""
+    """Return the least number of elements that fill whole bytes, the number of those bytes, and a word for them."""
     count = 8 // gcd(bits, 8)
     size = count * bits // 8
     return count, size, np.dtype(f"<u{1 if size == 1 else 4 if size <= 4 else 8}")

@@ -37,6 +37,8 @@ _PACKING = "pack"
 _INDEX_FREE = 32 << 20  # bytes of an index that may come from any number of packed bytes
 
 PackedFrame = tuple[SeekEntry, bytes]
+Frames = Generator[PackedFrame, None, None]
+Compressors = Start[Any, PackedFrame]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,27 +190,26 @@ class ArchiveCheck:
         return None
 
 
-def _compressors(level: int) -> Start[Any, PackedFrame]:
-    """Return a factory of functions, one for each thread, that compress a piece into a frame."""
+def _compressors(level: int) -> Compressors:
+    """Return a factory of functions, one for each thread, that compress a piece; UnsupportedError for a wrong level."""
     package = import_zstandard()
     if not isinstance(level, int) or not 1 <= level <= package.MAX_COMPRESSION_LEVEL:
         raise UnsupportedError(f"level={level!r} is not a number from 1 to {package.MAX_COMPRESSION_LEVEL}")
 
-    def start() -> Callable[[Any], PackedFrame]:
+    def start_thread() -> Callable[[Any], PackedFrame]:
         compressor = package.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
 
-        def work(piece: Any) -> PackedFrame:
+        def compress(piece: Any) -> PackedFrame:
             frame = compressor.compress(piece)
-            return SeekEntry(len(frame), len(piece), int.from_bytes(frame[-4:], "little")), frame
+            checksum = int.from_bytes(frame[-4:], "little")  # a frame ends in it
+            return SeekEntry(len(frame), len(piece), checksum), frame
 
-        return work
+        return compress
 
-    return start
+    return start_thread
 
 
-def _pack_file(
-    path: str, check: ArchiveCheck, compressors: Start[Any, PackedFrame], threads: int
-) -> Generator[PackedFrame, None, None]:
+def _pack_file(path: str, check: ArchiveCheck, compressors: Compressors, threads: int) -> Frames:
     """Yield the frames of an archive in a file, which each thread reads by itself."""
     memory = map_file(path)
     archive = open_archive(memory, verify="index")
@@ -218,25 +219,23 @@ def _pack_file(
     check.expected = bounds[-1]
     file, _ = open_source(path)
 
-    def start() -> Callable[[tuple[int, int]], PackedFrame]:
+    def start_thread() -> Callable[[tuple[int, int]], PackedFrame]:
         compress, buffer = compressors(), np.empty(max(np.diff(bounds)), np.uint8).data
 
-        def work(span: tuple[int, int]) -> PackedFrame:
-            piece = buffer[: span[1] - span[0]]
-            read_at(file.fileno(), piece, span[0])
-            return compress(piece)
+        def read_and_compress(span: tuple[int, int]) -> PackedFrame:
+            start, end = span
+            read_at(file.fileno(), buffer[: end - start], start)
+            return compress(buffer[: end - start])
 
-        return work
+        return read_and_compress
 
     with file:
-        yield from map_ordered(start, pairwise(bounds), threads)
+        yield from map_ordered(start_thread, pairwise(bounds), threads)
         if identity_of(file.fileno()) != memory.identity:
             raise SourceError("was changed or replaced while it was packed; pack it again")
 
 
-def _pack_stream(
-    reader: StreamReader, check: ArchiveCheck, compressors: Start[Any, PackedFrame], threads: int
-) -> Generator[PackedFrame, None, None]:
+def _pack_stream(reader: StreamReader, check: ArchiveCheck, compressors: Compressors, threads: int) -> Frames:
     """Yield the frames of an archive from a stream, and check it at its end."""
     yield from map_ordered(compressors, _frame_contents(reader, check), threads)
     archive = check.finish()

@@ -114,10 +114,8 @@ def _typed_dict_fields(kind: Any, hints: Hints) -> ClassFields:
     fields = []
     full_hints = _read_hints(kind, include_extras=True)
     for name, hint in hints.items():
-        marks = {
-            get_origin(full_hints[name]),
-            *map(get_origin, get_args(full_hints[name])[:1]),
-        }  # also inside ReadOnly
+        full_hint = full_hints[name]
+        marks = {get_origin(full_hint), *map(get_origin, get_args(full_hint)[:1])}  # ReadOnly may be around a mark
         is_listed = name in kind.__required_keys__  # made without the marks in annotations that are text
         required = typing.Required in marks or (is_listed and typing.NotRequired not in marks)
         fields.append(Field(name, hint, name, required))

@@ -118,15 +118,15 @@ def _read_weights(record: Record, infos: list[TensorInfo], *, verify: bool) -> I
 def _page_check(record: Record, info: TensorInfo) -> Callable[[Runs, bool], None] | None:
     """Return a function for `paged` that checks pages of a tensor, each block once; None if it has no bytes."""
     pieces = [] if info.payload is None else record.archive.source.pieces(info.payload)
-    check = BlockCheck.of(pieces[0], info.name) if len(pieces) == 1 else None
+    block_check = BlockCheck.of(pieces[0], info.name) if len(pieces) == 1 else None
 
-    def check_pages(runs: Runs, whole: bool) -> None:
-        if check is not None:
+    def check_pages(runs: Runs, is_whole: bool) -> None:
+        if block_check is not None:
             for start, nbytes in runs:
-                check.pages(start, nbytes, request)
-        elif whole and info.nbytes == sum(piece.nbytes for piece in pieces):  # else more would be read, for the digest
+                block_check.pages(start, nbytes, request)
+        elif is_whole and info.nbytes == sum(piece.nbytes for piece in pieces):  # else the digest would need more reads
             check_digest(pieces, info.name)
-            pieces.clear()
+            pieces.clear()  # checked once
 
     return check_pages if pieces else None
 

@@ -135,10 +135,9 @@ def _unloaded_names(missing: Iterable[str], own: Mapping[str, Any], loaded: Iter
         loaded_extents.setdefault(_storage_key(own[name]), []).append(_extent(own[name]))
 
     def is_loaded(name: str) -> bool:
-        if name not in own:
-            return False
-        start, end = _extent(own[name])
-        return any(low <= start and end <= high for low, high in loaded_extents.get(_storage_key(own[name]), ()))
+        extents = loaded_extents.get(_storage_key(own[name]), ()) if name in own else ()
+        start, end = _extent(own[name]) if extents else (0, 0)
+        return any(low <= start and end <= high for low, high in extents)
 
     return [name for name in missing if not is_loaded(name)]
 
