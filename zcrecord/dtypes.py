@@ -106,14 +106,12 @@ def as_dtype(value: Any) -> DType:
     if name in by_name:
         return by_name[name]
     try:
-        if value is None:  # numpy takes it for float64
-            raise TypeError
-        return from_numpy(np.dtype(value))
-    except TypeError as error:
-        if isinstance(error, UnsupportedError):
-            raise
-        known = ", ".join(by_name)
-        raise UnsupportedError(f"{name!r} is no element type of the format; it knows {known}") from None
+        dtype = None if value is None else np.dtype(value)  # numpy would take None for float64
+    except TypeError:
+        dtype = None
+    if dtype is None:
+        raise UnsupportedError(f"{name!r} is no element type of the format; it knows {', '.join(by_name)}")
+    return from_numpy(dtype)
 
 
 def from_numpy(dtype: np.dtype[Any]) -> DType:
@@ -124,21 +122,21 @@ def from_numpy(dtype: np.dtype[Any]) -> DType:
     if kind is None and dtype.type.__module__ == "ml_dtypes" and (kind := by_name.get(dtype.name)) is not None:
         _by_numpy[dtype] = kind
     if kind is None:
-        raise UnsupportedError(f"dtype {dtype} has no place in an archive; {_instead(dtype)}")
+        raise UnsupportedError(f"dtype {dtype} has no place in an archive; {_saving_advice(dtype)}")
     return kind
 
 
-def _instead(dtype: np.dtype[Any]) -> str:
+def _saving_advice(dtype: np.dtype[Any]) -> str:
+    """Return advice how to save an array of a dtype that the format does not have."""
     if dtype.names is not None:
         return "save its fields one by one, as array[field]"
     if dtype.kind in "mM":
         return f"save .view('int64'), and load that with .view('{dtype.str[1:]}')"
     advice = {
         "V": "save its bytes, viewed as uint8",
-        "S": "save StringTensor.from_strings(...) of it",
-        "U": "save StringTensor.from_strings(...) of it",
+        **dict.fromkeys("SU", "save StringTensor.from_strings(...) of it"),
         "O": "convert it with .astype(...) to numbers, or save StringTensor.from_strings(...) of texts",
-    }
+    }  # by numpy's letter for the kind
     return advice.get(dtype.kind, "convert the array with .astype(...) first")
 
 

@@ -59,7 +59,7 @@ __all__ = [
 
 
 def printable(text: str, limit: int = 200) -> str:
-    """Return `text` with control characters escaped, and with its middle cut out if it is longer than `limit`."""
+    """Return `text` with unprintable characters escaped, and its middle cut out beyond `limit` characters."""
     if len(text) > limit:
         text = f"{text[: limit // 2]}…{text[-limit // 2 :]}"
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
@@ -109,11 +109,8 @@ class RecordError(Exception):
         advice: Advice | None = None,
     ) -> None:
         super().__init__(message)
-        self.message = message
-        self.advice = advice
-        self.path = path
-        self.tensor = tensor
-        self.offset = offset
+        self.message, self.advice = message, advice
+        self.path, self.tensor, self.offset = path, tensor, offset
 
     def __str__(self) -> str:
         return self.describe()
@@ -127,7 +124,7 @@ class RecordError(Exception):
         return ": ".join([*where, printable(text, len(text))])
 
     def text(self, advise: Callable[[Advice], str] = str) -> str:
-        """Return message and advice without the place; unprintable characters stay. "" from `advise` is no advice."""
+        """Return message and advice without the place, unprintable characters as they are."""
         advice = "" if self.advice is None else advise(self.advice)
         return f"{self.message}; {advice}" if advice else self.message
 
@@ -154,6 +151,7 @@ def located(*, path: str | None = None, tensor: str | None = None) -> Iterator[N
 
 
 def _rebuild(kind: type[RecordError], state: dict[str, Any]) -> RecordError:
+    """Return an unpickled error; its constructor is not called, since subclasses take other arguments."""
     error = kind.__new__(kind)
     for key, value in state.items():
         setattr(error, key, value)
@@ -266,14 +264,14 @@ def _close_names(name: str, names: Iterable[str]) -> str:
     """Return the message for a name that is not in a record: up to three close names, else the first three."""
     import difflib  # here, because it is needed only once something went wrong
 
-    all_names, key = list(names), name.rpartition(".")[2]
-    likely = [n for n in all_names if n.rpartition(".")[2] == key or name in n]
+    all_names, last_part = list(names), name.rpartition(".")[2]
+    likely = [n for n in all_names if n.rpartition(".")[2] == last_part or name in n]
     candidates = (likely or all_names)[:2000]  # for which difflib takes up to 0.4 s
     close = difflib.get_close_matches(name, candidates, n=3, cutoff=0.5) or [n for n in candidates if name in n][:3]
     if close:
         return "not in this record; close names: " + ", ".join(f"'{printable(n)}'" for n in close)
-    first = ", such as " + ", ".join(f"'{printable(n)}'" for n in all_names[:3]) if all_names else ""
-    return f"not in this record of {len(all_names)} names{first}"
+    examples = ", such as " + ", ".join(f"'{printable(n)}'" for n in all_names[:3]) if all_names else ""
+    return f"not in this record of {len(all_names)} names{examples}"
 
 
 class SourceError(RecordError, OSError):
@@ -281,17 +279,9 @@ class SourceError(RecordError, OSError):
 
     _stored: ClassVar[tuple[str, ...]] = (*RecordError._stored, "errno", "strerror", "filename")
 
-    def __init__(
-        self,
-        message: str = "",
-        *,
-        path: str | None = None,
-        tensor: str | None = None,
-        offset: int | None = None,
-        advice: Advice | None = None,
-        errno: int | None = None,
-    ) -> None:
-        super().__init__(message, path=path, tensor=tensor, offset=offset, advice=advice)
+    def __init__(self, message: str = "", *, errno: int | None = None, path: str | None = None, **details: Any) -> None:
+        """Set the attributes of an OSError, too; `details` are further arguments of RecordError."""
+        super().__init__(message, path=path, **details)
         self.errno, self.strerror, self.filename = errno, message, path
 
 

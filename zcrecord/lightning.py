@@ -45,26 +45,28 @@ class ZcrCheckpointIO:
         save_record(checkpoint, path, storage_options=storage_options)
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: Any = None) -> Any:  # noqa: ARG002
-        """Return a checkpoint, one of torch.save, too; no file runs code, so `weights_only` does not matter.
+        """Return the checkpoint of an archive, or of a file of torch.save; raises what `load_record` does.
 
-        Tensors lie on private pages of the file, or where `map_location` puts those of the CPU.
+        Tensors lie on private pages of the file, or where `map_location` puts those of the CPU. `weights_only` does not
+        matter: no file can run code.
         """
+        device = map_location
         if callable(map_location):
             import torch
 
-            moved = map_location(torch.UntypedStorage(0), "cpu")
-            map_location = None if moved is None else moved.device
+            storage = map_location(torch.UntypedStorage(0), "cpu")
+            device = None if storage is None else storage.device
         elif isinstance(map_location, Mapping):
-            map_location = map_location.get("cpu")
-        return load_record(path).tree("torch", device=map_location)
+            device = map_location.get("cpu")
+        return load_record(path).tree("torch", device=device)
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Remove a checkpoint, or a folder, if it is there."""
+        """Remove a checkpoint, or a folder with all in it, if it is there; a path or a URL."""
         from fsspec.core import url_to_fs  # which Lightning needs, too
 
-        files, place = url_to_fs(str(path))
-        if files.exists(place):
-            files.rm(place, recursive=True)
+        file_system, path_there = url_to_fs(str(path))
+        if file_system.exists(path_there):
+            file_system.rm(path_there, recursive=True)
 
     def teardown(self) -> None:
         """Do nothing; Lightning calls it at the end."""

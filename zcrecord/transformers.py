@@ -26,6 +26,8 @@ from zcrecord.writing.writers import SaveReport
 
 __all__ = ["from_pretrained", "save_pretrained"]
 
+Arguments = dict[str, Any]  # of transformers' from_pretrained
+
 _CONFIG, _GENERATION, _ADAPTER = "config.json", "generation_config.json", "adapter_config.json"
 
 # Arguments that are not values for a config, though configs would take some of them.
@@ -46,12 +48,11 @@ def from_pretrained(
 ) -> Any:
     """Return the model of a folder, as `model_class.from_pretrained(folder)` of transformers, from its archive.
 
-    transformers reads `config.json` and the generation config, makes the model, assigns each tensor, renames keys, ties
-    weights, and logs missing and unexpected keys, as usual. The weights lie on a private mapping of the archive:
-    nothing is copied or read before it is used, processes share the pages, and the first write to a page, as by an
-    optimizer, copies that page and never reaches the file. A tensor is copied if it is converted to another dtype; if
-    transformers joins it with others, as with experts that are stored one by one (see `save_pretrained`); and if the
-    archive ties it to another one and the model does not. Tensors of strings are left out.
+    transformers itself makes the model, renames keys, ties weights, and logs missing and unexpected keys. The weights
+    lie on a private mapping of the archive: nothing is read before it is used, processes share the pages, and a write
+    copies its page and never reaches the file. A tensor is copied if it is converted to another dtype, if transformers
+    joins it with others (see `save_pretrained`), or if the archive ties it to another one and the model does not.
+    Tensors of strings are left out.
 
     Args:
         folder: with `config.json` and `model.zcr`, or the only archive or catalogue there.
@@ -86,11 +87,11 @@ def from_pretrained(
     record = record_of(path if archive is None else archive, trusted_keys)
     state = _model_tensors(record)
     repeated = _repeated_names(transformers, state, config) if options.get("key_mapping") is None else set()
-    wants_info = options.pop("output_loading_info", False)
+    returns_info = options.pop("output_loading_info", False)
     options |= {"config": config, "output_loading_info": True}
     load = functools.partial(model_class.from_pretrained, None, *args, **options)
     model, info = load(state_dict={name: tensor for name, tensor in state.items() if name not in repeated})
-    if any(_same_place(key, name) for key in info["missing_keys"] for name in repeated):
+    if any(_is_same_place(key, name) for key in info["missing_keys"] for name in repeated):
         model, info = load(state_dict=state)  # the class does not tie what the archive does
     if state and len(info["unexpected_keys"]) >= len(state) - len(repeated):
         fault = f"none of its {len(state)} tensors belongs to a {type(model).__name__}"
@@ -98,7 +99,7 @@ def from_pretrained(
     _settle_ties(model, state)
     model.config.name_or_path = model.name_or_path = path
     _set_generation(transformers, model, path, overrides, options)
-    return (model, info) if wants_info else model
+    return (model, info) if returns_info else model
 
 
 def save_pretrained(
@@ -111,19 +112,17 @@ def save_pretrained(
 ) -> SaveReport:
     """Save a model of transformers as a folder: its config and generation config, its own code, and `model.zcr`.
 
-    transformers writes all but the archive. A failed save leaves the folder as it was: everything is written before
-    anything is replaced, first the archive, then at once the others. (A save that is killed just between them leaves
-    the new archive with the old config.) Tied weights are stored once, under all their names. Tensors are written from
-    the model's memory. Other files stay: transformers' own from_pretrained goes on loading an old `model.safetensors`.
-    The tokenizer writes its files itself: `tokenizer.save_pretrained(folder)`.
+    A failed save leaves the folder as it was: everything is written before anything is replaced, first the archive,
+    then at once the others. (A save that is killed just between them leaves the new archive with the old config.) Tied
+    weights are stored once, under all their names. Other files stay: transformers' own from_pretrained goes on loading
+    an old `model.safetensors`. The tokenizer writes its files itself: `tokenizer.save_pretrained(folder)`.
 
     Args:
         model: a PreTrainedModel, or such a one wrapped for training.
         folder: made if it does not exist.
         max_shard_size: bytes, or "5GB" as transformers has it; larger models are written as shards and a catalogue.
-        save_original_format: False stores tensors as the model has them, not under the names and in the pieces of older
-            checkpoints. Then experts need not be joined when they are loaded, and lie on the mapping, too; but a
-            program that knows only the older names does not find them.
+        save_original_format: False stores tensors as the model has them, not in the form of older checkpoints. Experts
+            are then loaded without joining them, but not by programs that know only the older names.
         durable: fsync files and folder, so that they survive power loss.
 
     Raises:
@@ -143,18 +142,12 @@ def save_pretrained(
     from transformers.modeling_utils import unwrap_model
 
     model = unwrap_model(model)
-    if not isinstance(model, transformers.PreTrainedModel):
-        fault = f"a {type(model).__name__} is no model of transformers; save_record saves any module"
-        raise UnsupportedError(f"{fault}, and a PeftModel's merge_and_unload() gives one")
-    if getattr(model, "hf_quantizer", None) is not None:
-        raise UnsupportedError("a quantised model; save it with model.save_pretrained, or dequantise it")
-    if getattr(model, "_hf_peft_config_loaded", False):
-        raise UnsupportedError("the model has adapters, which model.save_pretrained saves; delete_adapter removes them")
-    most = parse_size(max_shard_size) if isinstance(max_shard_size, str) else max_shard_size
-    if most is None and max_shard_size is not None:
+    _check_model(model, transformers)
+    max_shard_nbytes = parse_size(max_shard_size) if isinstance(max_shard_size, str) else max_shard_size
+    if max_shard_nbytes is None and max_shard_size is not None:
         fault = f"max_shard_size={printable(repr(max_shard_size))} is not a size, such as '5GB', nor a number of bytes"
         raise UnsupportedError(fault)
-    state = _saved_state(model, save_original_format)
+    state = _saved_state(model, original=save_original_format)
     path = Path(local_folder(folder))
     with refusals(os.fspath(path)):
         path.mkdir(parents=True, exist_ok=True)
@@ -164,10 +157,12 @@ def save_pretrained(
     with ExitStack() as stack:
         for name, data in files.items():  # these take their places after the archive, and not at all if it fails
             stack.enter_context(open_sink(path / name, durable=durable)).write(data)
-        return save_record(state, path / MODEL, durable=durable, metadata={"format": "pt"}, max_shard_size=most)
+        metadata = {"format": "pt"}
+        return save_record(state, path / MODEL, durable=durable, metadata=metadata, max_shard_size=max_shard_nbytes)
 
 
 def _import_transformers() -> Any:
+    """Return the package; DependencyError if it, or torch, is not installed."""
     import_torch()
     try:
         import transformers
@@ -176,11 +171,8 @@ def _import_transformers() -> Any:
     return transformers
 
 
-# Load.
-
-
 def _check_arguments(path: str, kwargs: dict[str, Any]) -> None:
-    """Refuse arguments that name other weights, and a folder that is missing or has an adapter."""
+    """Refuse arguments that name other weights, and a folder that is missing, has an adapter or lacks a config."""
     for name, advice in _ELSEWHERE.items():
         if kwargs.get(name):
             raise UnsupportedError(f"{name}= is not for archives; {advice}")
@@ -195,12 +187,11 @@ def _check_arguments(path: str, kwargs: dict[str, Any]) -> None:
         raise SourceNotFoundError(fault, path=path)
 
 
-def _read_config(
-    transformers: Any, path: str, model_class: Any, kwargs: dict[str, Any]
-) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """Return a model's config, and two sets of arguments: those for the generation config, and those for the model.
+def _read_config(transformers: Any, path: str, model_class: Any, kwargs: Arguments) -> tuple[Any, Arguments, Arguments]:
+    """Return a model's config, the arguments for its generation config, and those for the model's class.
 
     Arguments that change the config of an Auto class are not for the generation config, as in transformers.
+    UnsupportedError if the config is of a quantised model.
     """
     config, overrides = kwargs.get("config"), {k: v for k, v in kwargs.items() if k not in _BESIDE}
     options = {k: v for k, v in kwargs.items() if k in _BESIDE and k != "config"}
@@ -208,10 +199,10 @@ def _read_config(
         overrides, options = {}, options | overrides
     else:
         trusted = {"trust_remote_code": True} if kwargs.get("trust_remote_code") else {}
-        own = getattr(model_class, "config_class", None)  # None for an Auto class
-        reader = own or transformers.AutoConfig
-        config, unused = reader.from_pretrained(config or path, return_unused_kwargs=True, **trusted, **overrides)
-        overrides = {k: v for k, v in overrides.items() if own and k not in unused}
+        own_class = getattr(model_class, "config_class", None)  # None for an Auto class
+        config_class = own_class or transformers.AutoConfig
+        config, unused = config_class.from_pretrained(config or path, return_unused_kwargs=True, **trusted, **overrides)
+        overrides = {k: v for k, v in overrides.items() if own_class and k not in unused}
         options |= unused
     if (quantised := getattr(config, "quantization_config", None)) is not None:
         method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised.quant_method
@@ -221,57 +212,58 @@ def _read_config(
     return config, overrides, options
 
 
-def _concrete_class(model_class: Any, config: Any, path: str, trusted: Any) -> tuple[Any, Any]:
-    """Return the class that an Auto class stands for, any other as it is, and its config.
+def _concrete_class(model_class: Any, config: Any, path: str, is_trusted: Any) -> tuple[Any, Any]:
+    """Return the class that an Auto class chooses for a config, any other class as it is, and that class's config.
 
-    An Auto class itself loads from a folder or the Hub alone.
+    An Auto class itself loads from a folder or the Hub alone. UnsupportedError if it has no model for the config.
     """
     mapping, code = getattr(model_class, "_model_mapping", None), getattr(config, "auto_map", None) or {}
     if mapping is None:
         return model_class, config
-    if trusted and model_class.__name__ in code:
+    if is_trusted and model_class.__name__ in code:
         from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
         return get_class_from_dynamic_module(code[model_class.__name__], path), config
     if type(config) not in mapping:
         fault = f"{model_class.__name__} has no model for a {type(config).__name__}; name another class"
-        own = "; trust_remote_code=True takes the folder's own code" if code else ""
-        raise UnsupportedError(fault + own, path=path)
-    concrete = mapping[type(config)]
-    if isinstance(concrete, list | tuple):
-        by_name = {each.__name__: each for each in concrete}
-        named = [by_name[name] for name in _architectures(config) if name in by_name]
-        concrete = [*named, concrete[0]][0]
-    text = (getattr(config, "sub_configs", None) or {}).get("text_config")
-    part = text is not None and getattr(concrete, "config_class", None) is text  # the language model of a larger one
-    return concrete, config.get_text_config() if part else config
+        advice = "; trust_remote_code=True takes the folder's own code" if code else ""
+        raise UnsupportedError(fault + advice, path=path)
+    choices = mapping[type(config)]
+    choices = list(choices) if isinstance(choices, list | tuple) else [choices]
+    architectures = _architectures(config)
+    concrete = next((c for name in architectures for c in choices if c.__name__ == name), choices[0])
+    text_class = (getattr(config, "sub_configs", None) or {}).get("text_config")
+    if text_class is not None and getattr(concrete, "config_class", None) is text_class:
+        return concrete, config.get_text_config()  # the language model of a larger model
+    return concrete, config
 
 
 def _architectures(config: Any) -> list[str]:
-    """Return the class names in a config, which may be a stranger's and have anything there."""
+    """Return the class names in a config's `architectures`; empty if the config, which may be anyone's, has no list."""
     names = getattr(config, "architectures", None)
     return [name for name in names if isinstance(name, str)] if isinstance(names, list | tuple) else []
 
 
 def _repeated_names(transformers: Any, state: dict[str, Any], config: Any) -> set[str]:
-    """Return the names that repeat another's tensor and that the saved class declares as tied to it.
+    """Return the names whose tensor is another name's, too, and that the saved class declares as tied to that name.
 
-    transformers ties names that are missing, as in its own files. Of all others it compares all bytes.
+    Left out, they are tied by transformers, as in its own files; of names that it gets it compares all bytes.
     """
-    saved = getattr(transformers, [*_architectures(config), ""][0], None)
-    declared = getattr(saved, "_tied_weights_keys", None)
+    saved_class = getattr(transformers, next(iter(_architectures(config)), ""), None)
+    declared = getattr(saved_class, "_tied_weights_keys", None)
     if not isinstance(declared, dict) or not getattr(config, "tie_word_embeddings", False):
         return set()
-    pairs = {n: first for n, first in declared.items() if n in state and first in state and first not in declared}
-    return {
-        name
-        for name, first in pairs.items()
-        if state[name].is_set_to(state[first]) and state[name].dtype == state[first].dtype
-    }
+    repeated = set()
+    for name, first in declared.items():
+        if name not in state or first not in state or first in declared:
+            continue
+        if state[name].is_set_to(state[first]) and state[name].dtype == state[first].dtype:
+            repeated.add(name)
+    return repeated
 
 
 def _model_tensors(record: Record) -> dict[str, Any]:
-    """Return the tensors that a model may have, as torch's, by name: all but those of strings."""
+    """Return a record's tensors as torch's, by name, without strings; UnsupportedError if torch has no type."""
     state = {name: tensor for name, tensor in record.torch().items() if not isinstance(tensor, StringTensor)}
     for name, tensor in state.items():
         if not hasattr(tensor, "untyped_storage"):
@@ -281,18 +273,18 @@ def _model_tensors(record: Record) -> dict[str, Any]:
     return state
 
 
-def _same_place(key: str, name: str) -> bool:
+def _is_same_place(key: str, name: str) -> bool:
     """Return True if two names may differ by the prefix of a base model alone."""
     return f".{key}".endswith(f".{name}") or f".{name}".endswith(f".{key}")
 
 
 def _settle_ties(model: Any, state: dict[str, Any]) -> None:
-    """Tie parameters on one memory as the model declares; copy all others on that memory except the first.
+    """Tie parameters that share memory if the model declares them as tied; else copy all but the first.
 
     Some versions of transformers do not tie two names that both have a value.
     """
-    uses = Counter(tensor.data_ptr() for tensor in state.values())
-    shared = {address for address, count in uses.items() if address and count > 1}
+    counts = Counter(tensor.data_ptr() for tensor in state.values())
+    shared = {address for address, count in counts.items() if address and count > 1}
     if not shared:
         return
     for name, target_name in model.get_expanded_tied_weights_keys(all_submodels=True).items():
@@ -300,18 +292,16 @@ def _settle_ties(model: Any, state: dict[str, Any]) -> None:
         if tensor is not target and tensor.is_set_to(target):
             module, _, key = name.rpartition(".")
             setattr(model.get_submodule(module), key, target)
-    seen = set()
+    used = set()
     for parameter in model.parameters():
         address = parameter.data_ptr()
-        if address in seen:
+        if address in used:
             parameter.data = parameter.data.clone()
         elif address in shared:
-            seen.add(address)
+            used.add(address)
 
 
-def _set_generation(
-    transformers: Any, model: Any, path: str, overrides: dict[str, Any], options: dict[str, Any]
-) -> None:
+def _set_generation(transformers: Any, model: Any, path: str, overrides: Arguments, options: Arguments) -> None:
     """Give a model the generation config of its folder, and the folder's own generate() where its code is trusted."""
     if not model.can_generate():
         return
@@ -326,11 +316,19 @@ def _set_generation(
         model.generate = functools.partial(custom, model=model)
 
 
-# Save.
+def _check_model(model: Any, transformers: Any) -> None:
+    """Raise UnsupportedError, with advice, for a model that cannot be saved as an archive."""
+    if not isinstance(model, transformers.PreTrainedModel):
+        fault = f"a {type(model).__name__} is no model of transformers; save_record saves any module"
+        raise UnsupportedError(f"{fault}, and a PeftModel's merge_and_unload() gives one")
+    if getattr(model, "hf_quantizer", None) is not None:
+        raise UnsupportedError("a quantised model; save it with model.save_pretrained, or dequantise it")
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise UnsupportedError("the model has adapters, which model.save_pretrained saves; delete_adapter removes them")
 
 
-def _saved_state(model: Any, original: bool) -> dict[str, Any]:
-    """Return the tensors to save, by the names of a checkpoint."""
+def _saved_state(model: Any, *, original: bool) -> dict[str, Any]:
+    """Return the tensors to save by name, in the `original` form of older checkpoints or as the model has them."""
     from transformers.core_model_loading import revert_weight_conversion
 
     ignored = getattr(model, "_keys_to_ignore_on_save", None) or ()

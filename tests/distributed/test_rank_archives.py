@@ -56,13 +56,13 @@ def test_blocks_of_a_device_wait_for_their_copies() -> None:
 
 def test_tensors_of_a_device_are_copied_block_by_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a device without a host view of its memory: shape and type are described."""
-    viewed: Any = interop.viewed
+    viewed: Any = interop.as_view
 
     def described(value: Any) -> Any:
         kind = zcrecord.dtypes.from_numpy(viewed(value).dtype)
         return interop.DeviceTensor(kind, tuple(value.shape), id(value), lambda: viewed(value))
 
-    monkeypatch.setattr(interop, "viewed", described)
+    monkeypatch.setattr(interop, "as_view", described)
     rows, turned = torch.arange(3.0 * MIB).reshape(3, MIB), torch.arange(12.0).reshape(3, 4).t()
     state = {"w": rows, "t": turned, "s": torch.tensor(2)}
     save(state, tmp_path, durable=False)

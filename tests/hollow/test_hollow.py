@@ -422,8 +422,8 @@ def test_nothing_is_filled_after_the_end() -> None:
 
 def test_leaving_the_block_frees_the_memory_unless_it_is_sealed() -> None:
     with hollow_of(DATA) as hollow:
-        assert hollow._octets is not None
-        memory = weakref.ref(hollow._octets.obj)
+        assert hollow._memory is not None
+        memory = weakref.ref(hollow._memory.obj)
         hollow.stream(record())
     assert hollow.state == "aborted"
     gc.collect()

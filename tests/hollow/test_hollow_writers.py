@@ -123,8 +123,8 @@ def test_thread_that_is_at_a_sink_when_the_record_is_aborted_aborts_it_itself(mo
 @pytest.mark.measured
 def test_sealed_hollow_record_keeps_none_of_the_memory_it_filled() -> None:
     hollow = hollow_of(DATA)
-    assert hollow._octets is not None
-    memory = weakref.ref(hollow._octets.obj)
+    assert hollow._memory is not None
+    memory = weakref.ref(hollow._memory.obj)
     hollow.stream(zcrecord.load_record(DATA))
     sealed = hollow.seal()
     gc.collect()

@@ -94,7 +94,7 @@ class RankWriter:
         if tuple(tensor.shape) != chunk.extent:
             message = f"has the shape {tuple(tensor.shape)}, and was planned with {chunk.extent}"
             raise MismatchError(f"{message}; save it again, with a new planner")
-        viewed = interop.viewed(tensor)
+        viewed = interop.as_view(tensor)
         kind = dtypes.from_numpy(viewed.dtype) if isinstance(viewed, np.ndarray) else viewed.kind
         chunk = _in_elements(chunk, kind)
         whole = WholeTensor(kind.code, kind.bits, chunk.shape)

@@ -50,11 +50,10 @@ def hollow_of(source: Any, *, sink: Sink | None = None) -> HollowRecord:
 
     Args:
         source: a Record, or any source that `load_record` takes: of a URL only the index is fetched.
-        sink: the destination of constants. None for memory of this process, aligned as payloads are, of which `seal`
-            makes a Record. Or a function of a tensor's name and TensorInfo that is called when its constant is begun,
-            once for tied ones; it returns a writable buffer of `info.nbytes` bytes, or an object with `write(chunk)`,
-            and maybe `close()` and `abort()`: a device's upload. The bytes come in C order, in as many chunks as were
-            handed over. A chunk is valid until `write` returns, which may return, as files do, how many it wrote.
+        sink: None for memory of this process, aligned as payloads are, of which `seal` makes a Record. Or a function of
+            a tensor's name and TensorInfo that is called when its constant is begun, once for tied ones; it returns a
+            writable buffer of `info.nbytes` bytes, or an object with `write(chunk)`, and maybe `close()` and `abort()`:
+            a device's upload. Chunks come in C order, valid until `write` returns; it may return how many it took.
 
     Raises:
         RecordError: as `load_record`. LimitError: copies of equal tensors or bytes that are not tied, or with a sink
@@ -88,16 +87,14 @@ class HollowRecord:
     """
 
     def __init__(self, skeleton: RecordSkeleton, sink: Sink | None) -> None:
-        """Users get hollow records from `hollow_of`."""
+        """Start with every constant missing; users call `hollow_of`."""
         self._skeleton, self._sink, self._path = skeleton, sink, skeleton.path
-        octets, archive = skeleton.allocate(tensors=sink is None)
-        self._octets: memoryview | None = octets
+        memory, archive = skeleton.allocate(tensors=sink is None)
+        self._memory: memoryview | None = memory  # of all payloads; None once the record is sealed or aborted
         self._declared = Record(archive)
         self._state = FillState(archive, skeleton.path, in_memory=sink is None)
-        self._writers: weakref.WeakSet[ConstantWriter] = weakref.WeakSet()  # the open ones, and maybe others
+        self._writers: weakref.WeakSet[ConstantWriter] = weakref.WeakSet()  # all open ones, and some closed ones
         self._lock = threading.Lock()
-
-    # Declarations.
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -136,8 +133,6 @@ class HollowRecord:
     def __len__(self) -> int:
         return len(self._state.constants)
 
-    # Progress.
-
     @property
     def state(self) -> State:
         """'declared', 'filling' once a constant was begun, 'filled' when none is missing; 'sealed' or 'aborted'."""
@@ -156,8 +151,6 @@ class HollowRecord:
     def nbytes_filled(self) -> int:
         """The number of bytes that are filled."""
         return self._state.nbytes(filled=True)
-
-    # Filling.
 
     def set(self, name: str, data: Any) -> None:
         """Fill one constant at once; copies `data`.
@@ -179,8 +172,9 @@ class HollowRecord:
         """Begin to fill one constant chunk by chunk; see `writer.ConstantWriter`. Raises the errors of `set`."""
         return self._open(name)
 
-    def _open(self, name: str, beside: Collection[HollowConstant] = ()) -> ConstantWriter:
-        constant = self._state.begin(name, beside)
+    def _open(self, name: str, together: Collection[HollowConstant] = ()) -> ConstantWriter:
+        """Begin to fill one constant; those of `together` may overlap it, because the caller fills them all at once."""
+        constant = self._state.begin(name, together)
         try:
             target = self._target(constant)
         except BaseException:
@@ -192,18 +186,20 @@ class HollowRecord:
         return writer
 
     def _target(self, constant: HollowConstant) -> MemoryTarget | SinkTarget:
-        number, strided = constant.info.payload, constant.info.strides is not None
+        """Return a new target for a constant's bytes: the sink's buffer or object, or memory of this record."""
+        number, is_strided = constant.info.payload, constant.info.strides is not None
         if number is not None and self._sink is not None:
             return sink_target(constant, self._sink(constant.name, constant.info))
-        octets = memoryview(b"") if number is None else self._payload_memory(number)
-        return MemoryTarget(constant.view(octets) if strided else np.frombuffer(octets, np.uint8))
+        payload = memoryview(b"") if number is None else self._payload_memory(number)
+        return MemoryTarget(constant.view(payload) if is_strided else np.frombuffer(payload, np.uint8))
 
     def _payload_memory(self, number: int) -> memoryview:
-        octets = self._octets
+        """Return the memory of a payload, given by number; FillError if the record is sealed or aborted."""
+        memory = self._memory  # read before the check: another thread may end the record between the two
         self._state.check_open()
-        assert octets is not None, "it is freed only after the end"
+        assert memory is not None, "it is freed only after the end"
         start = int(self._declared.archive.index.payloads["offset"][number])
-        return octets[start : start + self._skeleton.nbytes(number)]
+        return memory[start : start + self._skeleton.nbytes(number)]
 
     def stream(self, source: Any) -> None:
         """Fill the missing constants from `source`, one tensor or chunk at a time.
@@ -231,14 +227,14 @@ class HollowRecord:
             for numbers, chunks in self._skeleton.read(source, missing):
                 self._fill_payloads(numbers, missing, chunks)
         else:
-            for item in source if isinstance(source, Iterable) else [source]:
-                name, data = _name_and_data(item)
-                del item
+            for pair in source if isinstance(source, Iterable) else [source]:  # a lone object is refused as a pair
+                name, data = _name_and_data(pair)
                 if not self._state.is_tied(name):
                     self._fill(name, data)
-                del data  # or two would be in memory while the next is made
+                del pair, data  # or two tensors would be in memory while the next is made
 
     def _fill(self, name: str, data: Any) -> None:
+        """Fill one constant by a tensor, as `set` takes it, or by an iterable of chunks."""
         if hasattr(data, "shape") or isinstance(data, bytes | bytearray | memoryview) or hasattr(data, "__dlpack__"):
             self.set(name, data)
             return
@@ -249,26 +245,27 @@ class HollowRecord:
                 writer.write(chunk)
 
     def _missing_by_payload(self) -> dict[int, list[HollowConstant]]:
-        state = self._state
-        missing = {n: [c for c in cs if not state.is_filled(c)] for n, cs in state.by_payload.items()}
-        return {number: constants for number, constants in missing.items() if constants}
+        """Return the missing constants of each payload that has any, by the payload's number."""
+        missing = {}
+        for number, constants in self._state.by_payload.items():
+            if unfilled := [constant for constant in constants if not self._state.is_filled(constant)]:
+                missing[number] = unfilled
+        return missing
 
     def _fill_payloads(
         self, numbers: list[int], missing: dict[int, list[HollowConstant]], chunks: Iterable[memoryview]
     ) -> None:
-        """Fill the missing constants of payloads of equal bytes; `chunks` raises after the last if they are wrong."""
+        """Fill the missing constants of payloads of the same bytes; if `chunks` ends in an error, they stay missing."""
         with contextlib.ExitStack() as stack:
-            constants = [c for number in numbers for c in missing[number]]
-            writers = [stack.enter_context(self._open(c.name, constants)) for c in constants]
+            constants = [constant for number in numbers for constant in missing[number]]
+            writers = [stack.enter_context(self._open(constant.name, constants)) for constant in constants]
             all_missing = all(len(missing[number]) == len(self._state.by_payload[number]) for number in numbers)
             if self._sink is None and all_missing:
-                _copy([self._payload_memory(number) for number in numbers], chunks)
+                _copy_chunks(chunks, [self._payload_memory(number) for number in numbers])
             else:
                 _fan_out(writers, chunks, self._skeleton.nbytes(numbers[0]))
             for writer in writers:
                 writer.mark_complete()
-
-    # Filling by a loader.
 
     def fill_by(
         self,
@@ -295,8 +292,8 @@ class HollowRecord:
             FillError: another archive, or no path is known. IntegrityError: a digest does not match. RecordError: as
             `load_into`. In each case the constants that came before are filled.
         """
-        archive, chosen, cancelled = self._open_archive(source), loader_of(loader), cancel_test(cancel)
-        if self._sink is None and isinstance(chosen, MappedLoader):
+        archive, loader, is_cancelled = self._open_archive(source), loader_of(loader), cancel_test(cancel)
+        if self._sink is None and isinstance(loader, MappedLoader):
             reason = "views of the archive fill no memory of their own; fill by 'host' or 'read', or use the record"
             raise UnsupportedError(reason, path=archive.path)
         done, before = 0, self.nbytes_filled
@@ -308,21 +305,22 @@ class HollowRecord:
 
         watch: Any = advance if progress is None or callable(progress) else progress  # load_into refuses others
         verify = verify_digests and archive.mode == "r"  # the edits of a private copy are meant to differ
-        parts = self._partial_payloads() if verify else {}
-        for batch in self._batches(parts):
+        partial = self._partial_payloads() if verify else {}
+        for batch in self._batches(without=partial):
             if verify and not self._skeleton.has_digests:
-                _check_pieces(archive, batch)
-            self._load(_part_of(archive, batch), chosen, batch, verify, progress=watch, cancel=cancel)
+                _check_shard_digests(archive, batch)
+            self._load(_part_of(archive, batch), loader, batch, verify=verify, progress=watch, cancel=cancel)
             done += sum(constant.nbytes for constant in batch)
             if done < self.nbytes_filled - before:  # other constants in the same payloads were filled, too
                 done = self.nbytes_filled - before
                 watch(0, None)
-        for number, constants in parts.items():  # a loader would load the part alone, which has no digest
-            if cancelled():
+        for number, constants in partial.items():  # a loader would load the part alone, which has no digest
+            if is_cancelled():
                 raise LoadCancelledError(f"cancelled after {done} of {total} bytes", path=archive.path)
-            stored = archive.row(archive.find(constants[0].name)).payload
+            stored_number = archive.row(archive.find(constants[0].name)).payload
             with located(tensor=constants[0].name):
-                self._fill_payloads([number], parts, self._skeleton.verify_payload(number, archive.payload(stored)))
+                chunks = self._skeleton.verify_payload(number, archive.payload(stored_number))
+                self._fill_payloads([number], partial, chunks)
             done += sum(constant.nbytes for constant in constants)
             watch(0, None)
 
@@ -340,25 +338,26 @@ class HollowRecord:
         return archive
 
     def _partial_payloads(self) -> dict[int, list[HollowConstant]]:
-        """Return the missing constants of payloads that no loader loads whole, by payload; none without digests.
+        """Return the missing constants of payloads that no loader loads whole, by payload; empty without digests.
 
-        In memory the constant that covers a payload fills the others.
+        In memory one constant that covers the payload fills the others; a sink gets every constant by itself.
         """
         missing = self._missing_by_payload() if self._skeleton.has_digests else {}
-        enough = all if self._sink is not None else any
-        return {number: constants for number, constants in missing.items() if not enough(c.whole for c in constants)}
+        suffices = all if self._sink is not None else any
+        return {n: constants for n, constants in missing.items() if not suffices(c.covers_payload for c in constants)}
 
-    def _batches(self, but: Collection[int]) -> Iterator[list[HollowConstant]]:
-        """Yield the missing constants to load together, but those of some payloads: with a sink 64 MiB of them.
+    def _batches(self, *, without: Collection[int]) -> Iterator[list[HollowConstant]]:
+        """Yield the missing constants to load together, except those of the payloads `without`; for a sink 64 MiB.
 
-        Views of one payload go alone; first those that cover it.
+        Constants that share a payload come one by one, first those that cover it: in memory these fill the others.
         """
         state = self._state
-        missing = list(dict.fromkeys(state.constants[name] for name in state.missing()))
-        missing = sorted((c for c in missing if c.info.payload not in but), key=lambda c: not c.whole)
+        missing = dict.fromkeys(state.constants[name] for name in state.missing())  # tied tensors are one constant
+        chosen = [constant for constant in missing if constant.info.payload not in without]
+        chosen.sort(key=lambda constant: not constant.covers_payload)
         batch: list[HollowConstant] = []
         nbytes = 0
-        for constant in missing:
+        for constant in chosen:
             if len(state.sharing(constant)) == 1:
                 nbytes += constant.nbytes
                 if batch and nbytes > MAX_IN_FLIGHT and self._sink is not None:
@@ -367,34 +366,34 @@ class HollowRecord:
                 batch.append(constant)
         if batch:
             yield batch
-        yield from ([c] for c in missing if len(state.sharing(c)) > 1 and not state.is_filled(c))
+        yield from ([c] for c in chosen if len(state.sharing(c)) > 1 and not state.is_filled(c))
 
     def _load(
-        self, archive: Archive, loader: Loader, constants: list[HollowConstant], verify: bool, **options: Any
+        self, archive: Archive, loader: Loader, constants: list[HollowConstant], *, verify: bool, **options: Any
     ) -> None:
-        """Load constants, into their memory if there is no sink; `archive` has no others."""
+        """Load all constants of an archive, into their memory or for the sink; `options` are those of `load_into`."""
         with contextlib.ExitStack() as stack:
             writers = [stack.enter_context(self.open(constant.name)) for constant in constants]
-            rooms = self._memory_by_name(archive) if self._sink is None else {}
-            loaded = load_into(archive, loader, dst=rooms, raw=True, **options)
+            memory = self._memory_by_name(archive) if self._sink is None else {}
+            loaded = load_into(archive, loader, dst=memory, raw=True, **options)
             for writer in writers:
                 constant = writer.constant
                 tensor = loaded.pop(constant.name)
-                if verify and self._sink is not None:
+                if verify and self._sink is not None:  # before the sink gets it
                     if constant.is_typed and not isinstance(tensor, PackedTensor):
-                        tensor = interop.as_array(tensor)  # in the host's memory: so the sink gets it in any case
-                    self._verify(constant, tensor)  # before the sink gets it
-                if constant.name in rooms and _lies_in(tensor, rooms[constant.name]):
+                        tensor = interop.as_array(tensor)  # copied off a device once: the writer would do the same
+                    self._verify(constant, tensor)
+                if constant.name in memory and _lies_in(tensor, memory[constant.name]):
                     writer.mark_complete()
                 else:
                     writer.take(tensor if constant.is_typed else memoryview(tensor))
                 if verify and self._sink is None:
                     self._verify(constant, None)
-                writer.close()  # it counts as filled even if a later one fails
+                writer.close()  # now, so that it stays filled if a later one fails
 
     def _memory_by_name(self, archive: Archive) -> dict[str, Any]:
-        """Return the memory for each tensor's bytes, as they lie in the payload."""
-        rooms: dict[str, Any] = {}
+        """Return the memory that a loader may fill, by the tensors' names; each as the tensor lies in its payload."""
+        memory: dict[str, Any] = {}
         for part in parts_by_file(archive):
             for name, (ref, _) in plan_load(part, raw=True).targets.items():
                 constant = self._state.constants[name]
@@ -403,13 +402,13 @@ class HollowRecord:
                 shared = constant.info.strides is not None and len(self._state.sharing(constant)) > 1
                 if number is not None and not shared:
                     start = constant.byte_offset - ref.byte_offset
-                    rooms[name] = np.frombuffer(self._payload_memory(number)[start : start + ref.nbytes], np.uint8)
-        return rooms
+                    memory[name] = np.frombuffer(self._payload_memory(number)[start : start + ref.nbytes], np.uint8)
+        return memory
 
     def _verify(self, constant: HollowConstant, tensor: Any) -> None:
-        """Raise IntegrityError if a constant is a whole payload and does not match its digest."""
+        """Raise IntegrityError if a constant is a whole payload with another digest; `tensor` is what a sink gets."""
         number = constant.info.payload
-        if number is not None and constant.whole:
+        if number is not None and constant.covers_payload:
             octets = self._payload_memory(number) if self._sink is None else _stored_bytes(constant, tensor)
             with located(tensor=constant.name):
                 for _ in self._skeleton.verify_payload(number, octets):
@@ -433,7 +432,7 @@ class HollowRecord:
 
     def _free(self) -> None:
         """Free the memory, and keep the declarations; a sealed record keeps its memory."""
-        self._octets = None
+        self._memory = None
         self._declared = Record(self._skeleton.allocate(tensors=False)[1])
 
     def abort(self) -> None:
@@ -465,49 +464,52 @@ class HollowRecord:
         return HollowRecord, (self._skeleton, None)
 
 
-def _name_and_data(item: Any) -> tuple[str, Any]:
+def _name_and_data(pair: Any) -> tuple[str, Any]:
+    """Return an item of a stream as (name, data); UnsupportedError if it is no such pair."""
     with contextlib.suppress(TypeError, ValueError):
-        name, data = item
+        name, data = pair
         if isinstance(name, str):
             return name, data
-    kind = type(item).__name__
+    kind = type(pair).__name__
     raise UnsupportedError(f"stream() takes a mapping, a binary file, or pairs (name, data), and one is a {kind}")
 
 
-def _copy(payloads: list[memoryview], chunks: Iterable[memoryview]) -> None:
-    """Copy the chunks of a whole payload to each of some payloads."""
-    done = 0
+def _copy_chunks(chunks: Iterable[memoryview], payloads: list[memoryview]) -> None:
+    """Copy chunks, one after the other, into the memory of each payload; together they fill it."""
+    position = 0
     for chunk in chunks:
-        for octets in payloads:
-            octets[done : done + len(chunk)] = chunk
-        done += len(chunk)
+        for memory in payloads:
+            memory[position : position + len(chunk)] = chunk
+        position += len(chunk)
 
 
 def _fan_out(writers: list[ConstantWriter], chunks: Iterable[memoryview], nbytes: int) -> None:
-    """Write a payload to each constant that lies in it; strided ones need the whole payload first."""
-    strided = [w for w in writers if w.constant.info.strides is not None]
-    plain = [w for w in writers if w.constant.info.strides is None]
-    whole, done = np.empty(nbytes if strided else 0, np.uint8).data, 0  # pages become resident as chunks come
+    """Write a payload of `nbytes` bytes to each constant in it; strided ones need all of its bytes first."""
+    strided = [writer for writer in writers if writer.constant.info.strides is not None]
+    contiguous = [writer for writer in writers if writer.constant.info.strides is None]
+    payload, position = np.empty(nbytes if strided else 0, np.uint8).data, 0  # pages become resident as chunks come
     for chunk in chunks:
-        for writer in plain:
+        for writer in contiguous:
             writer.write(chunk)
         if strided:
-            whole[done : done + len(chunk)] = chunk
-        done += len(chunk)
+            payload[position : position + len(chunk)] = chunk
+        position += len(chunk)
     for writer in strided:
-        writer.take(writer.constant.view(whole))
+        writer.take(writer.constant.view(payload))
 
 
-def _check_pieces(archive: Archive, constants: list[HollowConstant]) -> None:
-    """Check the digests that shards of a local catalogue have, where its own index has none."""
-    for constant in constants if archive.source.file_names and not archive.source.is_remote else ():
+def _check_shard_digests(archive: Archive, constants: list[HollowConstant]) -> None:
+    """Check constants by the digests in the shards of a local catalogue; does nothing for any other archive."""
+    if not archive.source.file_names or archive.source.is_remote:
+        return
+    for constant in constants:
         number = archive.row(archive.find(constant.name)).payload
         if number != NONE:
             check_digest(archive.source.pieces(number), constant.name)
 
 
 def _part_of(archive: Archive, constants: list[HollowConstant]) -> Archive:
-    """Return the part of an archive that has these constants alone, each by its first name."""
+    """Return the part of an archive that has only these constants, each under its first name; copies no payload."""
     if len(constants) == len(archive.index.tensors):
         return archive
     if len(constants) == 1:
@@ -525,7 +527,7 @@ def _stored_bytes(constant: HollowConstant, tensor: Any) -> memoryview:
     return memoryview(octets)
 
 
-def _lies_in(tensor: Any, room: Any) -> bool:
+def _lies_in(tensor: Any, memory: Any) -> bool:
     """Return True if a loader has put a tensor into the memory that it was given."""
     array = getattr(tensor, "packed", tensor)
-    return isinstance(array, np.ndarray) and np.may_share_memory(array, room)
+    return isinstance(array, np.ndarray) and np.may_share_memory(array, memory)

@@ -25,10 +25,10 @@ _SHOWN = 10  # names in an error
 class HollowConstant:
     """Tied tensors, the same elements of one payload: they are filled together, once."""
 
-    info: TensorInfo  # of the first
-    names: tuple[str, ...]
+    info: TensorInfo  # of the first tensor
+    names: tuple[str, ...]  # of all, in saved order
     byte_offset: int  # of element [0, ..., 0] in the payload
-    whole: bool  # they cover the payload
+    covers_payload: bool  # no byte of the payload is left out
 
     @property
     def name(self) -> str:
@@ -47,24 +47,21 @@ class HollowConstant:
 
     @property
     def native(self) -> np.dtype[Any] | None:
-        """The dtype of an array over its bytes; None for strings, packed and unknown elements."""
+        """The numpy dtype of its elements in the payload; None for strings, packed and unknown elements."""
         return self.info.dtype.numpy if self.info.bits >= 8 and self.is_typed else None
 
     def view(self, payload: Any) -> np.ndarray[Any, Any]:
         """Return the constant's elements as a strided array over the bytes of its payload; copies nothing."""
-        native = self.native or np.dtype((np.void, self.info.bits // 8))
-        strides = tuple(s * native.itemsize for s in self.info.strides or ())
-        return np.ndarray(self.info.shape, native, payload, self.byte_offset, strides)
+        dtype = self.native or np.dtype((np.void, self.info.bits // 8))
+        strides = tuple(stride * dtype.itemsize for stride in self.info.strides or ())
+        return np.ndarray(self.info.shape, dtype, payload, self.byte_offset, strides)
 
 
 class FillState:
     """The state of constants: each is begun, then filled or released; at the end the record is sealed or aborted."""
 
     def __init__(self, archive: Archive, path: str | None, *, in_memory: bool) -> None:
-        """Start with no constant filled; `path` is for errors.
-
-        With `in_memory`, payloads are filled in place, so filling a whole one fills every constant that lies in it.
-        """
+        """Start with no constant filled; `in_memory`, filling a whole payload fills all in it. `path` is for errors."""
         self._path, self._in_memory = path, in_memory
         by_name: dict[str, HollowConstant] = {}
         self.by_payload: dict[int, list[HollowConstant]] = {}
@@ -112,11 +109,12 @@ class FillState:
         """Return the constants that lie in the same payload, this one included; none for an empty one."""
         return [] if constant.info.payload is None else self.by_payload[constant.info.payload]
 
-    def begin(self, name: str, beside: Collection[HollowConstant] = ()) -> HollowConstant:
-        """Reserve the constant of a tensor, and the bytes that it shares with others, except with those of `beside`.
+    def begin(self, name: str, together: Collection[HollowConstant] = ()) -> HollowConstant:
+        """Reserve the constant of a tensor; its bytes may overlap reserved ones of `together` alone.
 
         Raises:
-            FillError: it is filled, another writer has reserved it, or the record is sealed or aborted.
+            TensorNotFoundError: no tensor has that name. FillError: the constant is filled, another writer has reserved
+            it or some of its bytes, or the record is sealed or aborted.
         """
         constant = self.constants.get(name) if isinstance(name, str) else None
         if constant is None:
@@ -127,8 +125,8 @@ class FillState:
                 also = "" if name in self._filled_as else ", with a tensor whose bytes it shares"
                 raise FillError(f"is filled already{also}; each constant is filled once", path=self._path, tensor=name)
             others = self.sharing(constant) if self._in_memory else ()
-            shared = [c for c in others if (c.whole or constant.whole) and c not in beside]
-            if not self._begun.isdisjoint((constant, *shared)):
+            overlapping = [c for c in others if (c.covers_payload or constant.covers_payload) and c not in together]
+            if not self._begun.isdisjoint((constant, *overlapping)):
                 raise FillError("is being filled by another writer", path=self._path, tensor=name)
             self._begun.add(constant)
         return constant
@@ -146,15 +144,15 @@ class FillState:
             self._begun.discard(constant)
 
     def finish(self, constant: HollowConstant, name: str, result: Any) -> None:
-        """Count a constant as filled under a name; raises FillError if the record is sealed or aborted."""
+        """Count a constant as filled under a name, with its target's result; FillError if the record has ended."""
         with self._lock:
             self._begun.discard(constant)
             self.check_open(constant.name)
             if constant.nbytes:
                 self._results[constant] = result
                 self._filled_as.add(name)
-            if self._in_memory and constant.whole:
-                for other in self.sharing(constant):
+            if self._in_memory and constant.covers_payload:
+                for other in self.sharing(constant):  # their bytes are there, too
                     self._results.setdefault(other, None)
 
     def seal(self) -> dict[str, Any]:
@@ -167,7 +165,7 @@ class FillState:
                 message = f"{len(missing)} of {len(self.constants)} tensors are missing: {shown}{more}"
                 raise FillError(f"{message}; fill them first", path=self._path)
             if self._begun:
-                name = min(c.name for c in list(self._begun))
+                name = min(c.name for c in list(self._begun))  # a copy: a forgotten writer may release its constant
                 raise FillError("is still being filled; close its writer", path=self._path, tensor=name)
             self._ended = "sealed"
             results, self._results = self._results, {}
@@ -183,18 +181,23 @@ class FillState:
 
 
 def _constants_of(archive: Archive) -> list[HollowConstant]:
-    """Group the tensors of an archive by the elements they are."""
-    rows, sizes = archive.index.tensors, archive.index.payloads["nbytes"]
-    groups: dict[Any, list[TensorInfo]] = {}
-    offsets = rows["byte_offset"].tolist()
-    for i, tensor in enumerate(info.infos(archive)):
-        key = tensor.payload, offsets[i], tensor.dtype.code, tensor.bits, tensor.shape, tensor.strides
-        groups.setdefault(i if tensor.payload is None else key, []).append(tensor)
+    """Return the constants of an archive; tensors that are the same elements of one payload make one."""
+    byte_offsets = archive.index.tensors["byte_offset"].tolist()
+    infos = list(info.infos(archive))
+    groups: dict[Any, list[int]] = {}  # rows of tensors
+    for row, tensor in enumerate(infos):
+        elements = tensor.payload, byte_offsets[row], tensor.dtype.code, tensor.bits, tensor.shape, tensor.strides
+        groups.setdefault(row if tensor.payload is None else elements, []).append(row)  # empty tensors are not tied
     constants = []
-    for key, tensors in groups.items():
-        first = tensors[0]
-        whole = first.payload is not None and first.nbytes == int(sizes[first.payload])
-        whole = whole and (first.strides is None or is_dense(first.shape, map(abs, first.strides)))
-        offset = 0 if first.payload is None else key[1]
-        constants.append(HollowConstant(first, tuple(tensor.name for tensor in tensors), offset, whole))
+    for rows in groups.values():
+        first, names = infos[rows[0]], tuple(infos[row].name for row in rows)
+        byte_offset = 0 if first.payload is None else byte_offsets[rows[0]]
+        constants.append(HollowConstant(first, names, byte_offset, _covers_payload(first, archive)))
     return constants
+
+
+def _covers_payload(tensor: TensorInfo, archive: Archive) -> bool:
+    """Return True if a tensor's elements fill its payload; False if it has none."""
+    if tensor.payload is None or tensor.nbytes != int(archive.index.payloads["nbytes"][tensor.payload]):
+        return False
+    return tensor.strides is None or is_dense(tensor.shape, map(abs, tensor.strides))

@@ -33,8 +33,8 @@ class MemoryTarget:
     """Memory to which one tensor's bytes are copied in C order, whatever its strides."""
 
     def __init__(self, elements: np.ndarray[Any, Any], result: Any = None) -> None:
-        """`elements` is an array over the memory; `close` returns the result."""
-        self._done, self._rest, self._result = 0, b"", result
+        """Fill `elements`, an array over the memory; `close` returns `result`."""
+        self._position, self._cut_element, self._result = 0, b"", result
         self.scattered = not elements.flags.c_contiguous
         self._elements = elements if self.scattered else elements.reshape(-1).view(np.uint8)
 
@@ -45,16 +45,16 @@ class MemoryTarget:
     def write(self, data: memoryview) -> None:
         """Copy the next bytes; the start of an element that is cut in two waits for the rest."""
         if not self.scattered:
-            self._elements[self._done : self._done + len(data)] = np.frombuffer(data, np.uint8)
-            self._done += len(data)
+            self._elements[self._position : self._position + len(data)] = np.frombuffer(data, np.uint8)
+            self._position += len(data)
             return
-        size = self._elements.itemsize
+        itemsize = self._elements.itemsize
         for start in range(0, len(data), _PIECE):
-            piece = self._rest + bytes(data[start : start + _PIECE])
-            count = len(piece) // size
+            piece = self._cut_element + bytes(data[start : start + _PIECE])
+            count = len(piece) // itemsize
             elements = np.frombuffer(piece, self._elements.dtype, count)
-            self._elements.flat[self._done : self._done + count] = elements
-            self._done, self._rest = self._done + count, piece[count * size :]
+            self._elements.flat[self._position : self._position + count] = elements
+            self._position, self._cut_element = self._position + count, piece[count * itemsize :]
 
     def close(self) -> Any:
         """Return the result."""
@@ -81,7 +81,7 @@ class SinkTarget(NamedTuple):
             data = data[count:]
 
     def close(self) -> Any:
-        """Close the object; returns the result of its `close`, or the object itself if that is None."""
+        """Close the object, if it has a `close`; returns the result of that, or the object itself if that is None."""
         result = self.upload.close() if callable(getattr(self.upload, "close", None)) else None
         return self.upload if result is None else result
 
@@ -92,24 +92,29 @@ class SinkTarget(NamedTuple):
 
 
 def sink_target(constant: HollowConstant, result: Any) -> MemoryTarget | SinkTarget:
-    """Return the target for the result of a sink: a writable buffer that fits, or an object with `write(chunk)`."""
+    """Return the target for a sink's result; ProducerError unless that is a fitting buffer, or has `write(chunk)`."""
     try:
-        room = memoryview(result)
+        buffer = memoryview(result)
     except TypeError:
         if callable(getattr(result, "write", None)):
             return SinkTarget(result)
-        reason = f"sink= gave a {type(result).__name__}, neither a writable buffer nor an object with write(chunk)"
-        raise ProducerError(reason, tensor=constant.name) from None
-    if room.readonly or not room.c_contiguous or room.nbytes != constant.nbytes:
-        form = f"of {room.nbytes} bytes" if room.c_contiguous else "not in C order"
-        form = "read-only" if room.readonly else form
-        reason = f"sink= gave a buffer that is {form}; {constant.nbytes} contiguous, writable bytes are needed"
-        raise ProducerError(reason, tensor=constant.name)
-    return MemoryTarget(np.frombuffer(room.cast("B"), np.uint8), result)
+        fault = f"sink= gave a {type(result).__name__}, neither a writable buffer nor an object with write(chunk)"
+        raise ProducerError(fault, tensor=constant.name) from None
+    fault = ""
+    if buffer.readonly:
+        fault = "read-only"
+    elif not buffer.c_contiguous:
+        fault = "not in C order"
+    elif buffer.nbytes != constant.nbytes:
+        fault = f"of {buffer.nbytes} bytes"
+    if fault:
+        need = f"{constant.nbytes} contiguous, writable bytes are needed"
+        raise ProducerError(f"sink= gave a buffer that is {fault}; {need}", tensor=constant.name)
+    return MemoryTarget(np.frombuffer(buffer.cast("B"), np.uint8), result)
 
 
 class ConstantWriter:
-    """Fills one constant chunk by chunk: `write(chunk)` until all has come, then `close()`, or leave the `with` block.
+    """Fills one constant chunk by chunk: `write(chunk)` until all is there, then `close()`, or leave the `with` block.
 
     A chunk is bytes in C order, or an array of the constant's element type, of any shape; no reference to it stays.
     After any failure, or an exception in the block, the constant counts as not begun, and can be filled again.
@@ -129,18 +134,18 @@ class ConstantWriter:
     def __init__(
         self, state: FillState, constant: HollowConstant, name: str, target: MemoryTarget | SinkTarget
     ) -> None:
-        """Users get writers from `HollowRecord.open`; `state` has the constant begun by `name`."""
+        """Write to `target`, whose constant is reserved in `state` by `name`; users call `HollowRecord.open`."""
         self.constant = constant
         self._state, self._name, self._target = state, name, target
-        self._is_open, self._complete, self._abandoned = True, False, False
-        self._busy = threading.RLock()  # of the thread that fills; another may abort the record meanwhile
-
-        self._plain = constant.native is not None and not constant.info.dtype.packed
+        self._is_open, self._is_complete, self._is_abandoned = True, False, False
+        self._lock = threading.RLock()  # held by the thread that fills; another may abort the record meanwhile
+        self._has_numpy_form = constant.native is not None and not constant.info.dtype.packed
 
     @cached_property
     def _counter(self) -> Pieces:
+        """The checker of chunks: by element type where numpy or PackedTensor has the elements, else by bytes alone."""
         info = self.constant.info
-        if self._plain or (info.dtype.packed and info.bits == info.dtype.bits):
+        if self._has_numpy_form or (info.dtype.packed and info.bits == info.dtype.bits):
             return Pieces(info.dtype, info.shape)
         if info.dtype is dtypes.STRING and self.constant.nbytes:
             return _StringCounter(self.constant.nbytes, info.shape)
@@ -155,20 +160,20 @@ class ConstantWriter:
         self._run_step(self._pass_on, chunk)
 
     def take(self, data: Any) -> None:
-        """Pass on the whole tensor, as `HollowRecord.set` takes it."""
+        """Pass on the whole tensor, as `HollowRecord.set` takes it, and with the same errors."""
         self._run_step(self._pass_on_all, data)
-        self._complete = True
+        self._is_complete = True
 
     def mark_complete(self) -> None:
-        """Count all bytes as written: something else has filled the constant's memory."""
-        self._complete = True
+        """Count all bytes as written: the caller has filled the constant's memory without this writer."""
+        self._is_complete = True
 
     def close(self) -> None:
-        """Count the constant as filled; ProducerError if too few bytes have come."""
-        with self._busy:
-            if not self._is_open and not self._abandoned:
+        """Count the constant as filled, once; ProducerError if bytes are missing, FillError after an abort."""
+        with self._lock:
+            if not self._is_open and not self._is_abandoned:
                 return
-            if not self._complete:
+            if not self._is_complete:
                 self._run_step(self._counter.finish)
             result = self._run_step(self._target.close)
             self._is_open = False
@@ -176,7 +181,7 @@ class ConstantWriter:
 
     def abort(self) -> None:
         """Count the constant as not begun; never raises."""
-        with self._busy:
+        with self._lock:
             if self._is_open:
                 self._is_open = False
                 with contextlib.suppress(Exception):
@@ -184,15 +189,15 @@ class ConstantWriter:
                 self._state.release(self.constant)
 
     def abandon(self) -> None:
-        """Abort because the record is aborted; if another thread is writing, its next step raises FillError."""
-        if self._busy.acquire(blocking=False):
-            self._abandoned = self._is_open
+        """Abort because the record is aborted, without waiting: a thread that writes gets FillError next."""
+        if self._lock.acquire(blocking=False):
+            self._is_abandoned = self._is_open  # so that `close` raises FillError, too
             self.abort()
-            self._busy.release()
+            self._lock.release()
 
     def _run_step(self, step: Callable[..., Any], *arguments: Any) -> Any:
-        """Do one step of an open writer; aborts if it fails, and names the tensor in the error."""
-        with self._busy:
+        """Return the result of one step of an open writer; aborts if it fails, and names the tensor in the error."""
+        with self._lock:
             try:
                 self._state.check_open()
                 if not self._is_open:
@@ -210,15 +215,15 @@ class ConstantWriter:
             self._target.write(data)
 
     def _pass_on_all(self, data: Any) -> None:
-        array = self._check_tensor(data)
-        if isinstance(array, np.ndarray) and isinstance(self._target, MemoryTarget) and self._target.scattered:
-            self._target.put(array)
+        chunk = self._as_chunk(data)
+        if isinstance(chunk, np.ndarray) and isinstance(self._target, MemoryTarget) and self._target.scattered:
+            self._target.put(chunk)
             return
-        self._pass_on(array)
+        self._pass_on(chunk)
         self._counter.finish()
 
-    def _check_tensor(self, data: Any) -> Any:
-        """Return any library's array as one of the right shape and element type, or raise; bytes as they are."""
+    def _as_chunk(self, data: Any) -> Any:
+        """Return a whole tensor as one chunk; ProducerError for another shape or element type; bytes go unchecked."""
         info = self.constant.info
         if isinstance(data, bytes | bytearray | memoryview) or not hasattr(data, "shape"):
             return data
@@ -232,9 +237,9 @@ class ConstantWriter:
             raise ProducerError(f"declared as {info.dtype.name}, got {kind.name}; convert it with .astype(...)")
         if isinstance(data, StringTensor):
             return data.data
-        if isinstance(data, PackedTensor) and info.bits == 8:  # stored one to a byte
-            data = data.unpack()
-        return as_bytes(data) if isinstance(data, np.ndarray) and not self._plain and info.bits == 8 else data
+        if info.dtype.packed and info.bits == 8:  # narrow elements that the archive has one to a byte
+            return as_bytes(data.unpack() if isinstance(data, PackedTensor) else data)
+        return data
 
     def __enter__(self) -> ConstantWriter:
         return self
@@ -250,6 +255,7 @@ class ConstantWriter:
 
 
 def _dtype_of(data: Any) -> DType:
+    """Return the element type of a tensor; ProducerError if the format has none for its numpy dtype."""
     if isinstance(data, StringTensor):
         return dtypes.STRING
     if isinstance(data, PackedTensor):
@@ -267,7 +273,7 @@ class _ByteCounter(Pieces):
         super().__init__(dtypes.by_name["uint8"], (due,))
 
     def take(self, piece: Any) -> memoryview:
-        """Return a piece's bytes; ProducerError if they are not contiguous, or more than are due."""
+        """Return a piece's bytes, uncopied; ProducerError if they are not contiguous, or more than are due."""
         try:
             data = memoryview(piece).cast("B") if len(piece) else memoryview(b"")
         except (TypeError, ValueError):
@@ -288,7 +294,7 @@ class _StringCounter(_ByteCounter):
         return data
 
     def finish(self) -> None:
-        """Raise ProducerError unless all bytes have come, and are strings."""
+        """Raise ProducerError if bytes are missing, or if all together are not valid strings."""
         super().finish()
         try:
             StringTensor(np.frombuffer(self._octets, np.uint8), self._shape)

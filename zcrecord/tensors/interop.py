@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -44,18 +45,18 @@ def as_array(value: Any) -> Array | PackedTensor:
     Copied once are tensors of a device, jax arrays in several pieces or of elements narrower than a byte, torch tensors
     that are conjugate or negated views, and all that `__array__` copies; nothing else is.
     """
-    view = viewed(value)
+    view = as_view(value)
     return view.fetch() if isinstance(view, DeviceTensor) else view
 
 
-def viewed(value: Any) -> Array | PackedTensor | DeviceTensor:
-    """Return the same as `as_array`, but describe tensors of a device and fetch none."""
+def as_view(value: Any) -> Array | PackedTensor | DeviceTensor:
+    """Return the same as `as_array`, but describe tensors of a device; UnsupportedError if numpy has no view."""
     try:
         if isinstance(value, np.ndarray | np.generic):
             return np.asarray(value)
-        if (torch := _torch_of(value)) is not None:
+        if (torch := _library_of(value, "torch", "Tensor")) is not None:
             return _view_torch(value, torch)
-        if (jax := _jax_of(value)) is not None:
+        if (jax := _library_of(value, "jax", "Array")) is not None:
             return _view_jax(value, jax)
         return _view_other(value)
     except UnsupportedError:
@@ -66,14 +67,20 @@ def viewed(value: Any) -> Array | PackedTensor | DeviceTensor:
 
 def is_foreign(value: Any) -> bool:
     """Return True if a value is an array of torch or jax."""
-    return _torch_of(value) is not None or _jax_of(value) is not None
+    return any(_library_of(value, *names) is not None for names in (("torch", "Tensor"), ("jax", "Array")))
+
+
+def _library_of(value: Any, module: str, class_name: str) -> Any:
+    """Return an imported module if a value is an instance of that class of it, else None; imports nothing."""
+    library = sys.modules.get(module)
+    return library if library is not None and isinstance(value, getattr(library, class_name, ())) else None
 
 
 def _view_other(value: Any) -> Array | DeviceTensor:
-    """Return a value with DLPack, `__array__` or the buffer protocol, tried in that order."""
+    """View a value by DLPack, `__array__` or the buffer protocol, tried in that order."""
     if hasattr(value, "__dlpack__"):
-        if _on_device(value):
-            return _dlpack_on_device(value)
+        if _is_on_device(value):
+            return _describe_dlpack(value)
         try:
             return np.from_dlpack(value)
         except _FAILURES:
@@ -84,13 +91,13 @@ def _view_other(value: Any) -> Array | DeviceTensor:
     try:
         octets = memoryview(value)
     except TypeError:
-        fault = f"a {type(value).__name__} is neither a tensor, an attribute nor a module; {_substitute(value)}"
+        fault = f"a {type(value).__name__} is neither a tensor, an attribute nor a module; {_saving_advice(value)}"
         raise UnsupportedError(fault) from None
     return np.asarray(octets)
 
 
-def _substitute(value: Any) -> str:
-    """Return advice for a value that cannot be saved."""
+def _saving_advice(value: Any) -> str:
+    """Return advice what to save instead of a value that cannot be saved."""
     if callable(value) or isinstance(value, np.dtype):
         return "leave it out, or save its name"
     if isinstance(value, io.IOBase):
@@ -105,14 +112,15 @@ def _substitute(value: Any) -> str:
     return "save a dict of what it holds"
 
 
-def _on_device(value: Any) -> bool:
+def _is_on_device(value: Any) -> bool:
+    """Return True if a value with DLPack says that it lies in memory that numpy cannot read."""
     try:
         return int(value.__dlpack_device__()[0]) not in _HOST
     except _FAILURES:
         return False
 
 
-def _dlpack_on_device(value: Any) -> DeviceTensor:
+def _describe_dlpack(value: Any) -> DeviceTensor:
     def fetch() -> Array:
         try:
             return np.from_dlpack(value, device="cpu", copy=True)
@@ -126,16 +134,8 @@ def _dlpack_on_device(value: Any) -> DeviceTensor:
     return DeviceTensor(dtypes.as_dtype(value.dtype), tuple(value.shape), ("dlpack", id(value)), fetch)
 
 
-# torch.
-
-
-def _torch_of(value: Any) -> Any:
-    torch = sys.modules.get("torch")
-    return torch if torch is not None and isinstance(value, getattr(torch, "Tensor", ())) else None
-
-
 def _plain(tensor: Any, torch: Any) -> Any:
-    """Return a tensor of torch's own class over the same memory, without its gradient's history."""
+    """Return a tensor of torch's own class over the same memory, detached; UnsupportedError without dense memory."""
     kind = type(tensor)
     if kind is torch.Tensor:
         plain = tensor.detach()
@@ -154,6 +154,7 @@ def _plain(tensor: Any, torch: Any) -> Any:
 
 
 def _why_not_wrapped(tensor: Any) -> str:
+    """Return the fault of a tensor whose class computes its values, with advice."""
     name = type(tensor).__name__
     if hasattr(tensor, "fake_mode"):
         return f"a {name} has no values; save the real tensor"
@@ -167,6 +168,7 @@ def _why_not_wrapped(tensor: Any) -> str:
 
 
 def _why_not_dense(tensor: Any, torch: Any) -> str:
+    """Return the fault of a tensor without strided memory of plain elements, with advice."""
     if tensor.is_meta:
         return "a meta tensor has no values; load or initialise it before it is saved"
     if tensor.is_nested:
@@ -182,6 +184,7 @@ def _why_not_dense(tensor: Any, torch: Any) -> str:
 
 
 def _torch_kind(tensor: Any, torch: Any) -> DType:
+    """Return the element type of a torch tensor; UnsupportedError if the format has none."""
     if not _torch_kinds:
         known = {d.torch: d for d in dtypes.DTYPES if d.torch} | {FLOAT4_PAIRS: dtypes.by_name["float4_e2m1fn"]}
         _torch_kinds.update({getattr(torch, name): d for name, d in known.items() if hasattr(torch, name)})
@@ -203,6 +206,7 @@ def _torch_shape(tensor: Any, kind: DType) -> tuple[int, ...]:
 
 
 def _view_torch(value: Any, torch: Any) -> Array | PackedTensor | DeviceTensor:
+    """View a torch tensor in the host's memory, or describe one on a device."""
     tensor = _plain(value, torch)
     kind = _torch_kind(tensor, torch)
     if tensor.is_cpu:
@@ -217,21 +221,22 @@ def _view_torch(value: Any, torch: Any) -> Array | PackedTensor | DeviceTensor:
 
 
 def _torch_array(tensor: Any, kind: DType, torch: Any) -> Array | PackedTensor:
-    native = kind.numpy
-    assert native is not None
+    """Return a plain torch tensor of the CPU as an array over its memory, which the array keeps."""
+    dtype = kind.numpy
+    assert dtype is not None
     _check_storage(tensor)
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    if native.isbuiltin != 2:  # those of ml_dtypes torch does not know
+    if dtype.isbuiltin != 2:  # 2: a dtype of ml_dtypes, which torch does not know
         return np.asarray(tensor.numpy())
-    raw: Array = tensor.view(torch.uint8 if native.itemsize == 1 else torch.int16).numpy()
+    raw: Array = tensor.view(torch.uint8 if dtype.itemsize == 1 else torch.int16).numpy()
     if kind.packed:
         return PackedTensor(np.ascontiguousarray(raw).reshape(-1), kind, _torch_shape(tensor, kind))
-    return raw.view(native)
+    return raw.view(dtype)
 
 
 def _check_storage(tensor: Any) -> None:
-    """Raise if a tensor's storage was made smaller than the tensor: reading it would end the process."""
+    """Raise UnsupportedError if a tensor's storage was made smaller than the tensor: reading it would crash."""
     if not tensor.numel():
         return
     last = tensor.storage_offset() + reach(tensor.shape, tensor.stride())[1]
@@ -241,15 +246,8 @@ def _check_storage(tensor: Any) -> None:
         raise UnsupportedError(f"{fault}, load or gather it before it is saved")
 
 
-# jax.
-
-
-def _jax_of(value: Any) -> Any:
-    jax = sys.modules.get("jax")
-    return jax if jax is not None and isinstance(value, getattr(jax, "Array", ())) else None
-
-
 def _view_jax(value: Any, jax: Any) -> Array | DeviceTensor:
+    """View a jax array on one CPU device, or describe any other."""
     _check_jax(value, jax)
     devices = value.devices()
     if len(devices) == 1 and next(iter(devices)).platform == "cpu":
@@ -259,7 +257,7 @@ def _view_jax(value: Any, jax: Any) -> Array | DeviceTensor:
 
 
 def _check_jax(value: Any, jax: Any) -> None:
-    """Raise UnsupportedError for an array that is traced, deleted or spread over processes, or that numpy has not."""
+    """Raise UnsupportedError for an array that is traced, deleted or spread over processes."""
     if isinstance(value, jax.core.Tracer):
         raise UnsupportedError("a traced array has no values; save outside of jit, grad and vmap")
     if value.is_deleted():
@@ -270,7 +268,7 @@ def _check_jax(value: Any, jax: Any) -> None:
 
 
 def _gather_shards(value: Any, jax: Any) -> Array:
-    """Return an array in one piece of the host's memory; jax keeps no copy, as it would of np.asarray's."""
+    """Return an array in one piece of the host's memory; jax keeps no copy, as it would after np.asarray(value)."""
     shards = value.addressable_shards
     if value.is_fully_replicated:
         return _to_host(shards[0].data, jax)
@@ -282,6 +280,7 @@ def _gather_shards(value: Any, jax: Any) -> Array:
 
 
 def _to_host(value: Any, jax: Any) -> Array:
+    """Return a jax array of one device as an array in the host's memory."""
     try:
         host = jax.devices("cpu")[0]
     except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
@@ -291,15 +290,14 @@ def _to_host(value: Any, jax: Any) -> Array:
 
 def pytree_children(value: Any) -> Iterable[tuple[str, Any]] | None:
     """Return (key, child) pairs of an instance of a class registered with jax as a pytree; None for all others."""
-    known = getattr(sys.modules.get("jax"), "tree_util", None)
-    if known is None or value is None or known.default_registry.flatten_one_level(value) is None:
+    tree_util = getattr(sys.modules.get("jax"), "tree_util", None)
+    if tree_util is None or value is None or tree_util.default_registry.flatten_one_level(value) is None:
         return None
-    pairs = known.tree_flatten_with_path(value, is_leaf=lambda node: node is not value)[0]
-    children = [(path_key(path[0]), child) for path, child in pairs]
-    keys = [key for key, _ in children]
-    if len(set(keys)) < len(keys):
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise UnsupportedError(f"the pytree {type(value).__name__} has two children with the key {twice!r}; rename one")
+    leaves, _ = tree_util.tree_flatten_with_path(value, is_leaf=lambda node: node is not value)
+    children = [(path_key(path[0]), child) for path, child in leaves]
+    key, count = Counter(key for key, _ in children).most_common(1)[0] if children else (None, 0)
+    if count > 1:
+        raise UnsupportedError(f"the pytree {type(value).__name__} has two children with the key {key!r}; rename one")
     return children
 
 

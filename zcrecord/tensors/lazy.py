@@ -55,17 +55,17 @@ class LazyTensor:
         *,
         key: Hashable | None = None,
     ) -> None:
-        """`key` tells lazy tensors of the same memory apart from others; without one, each is its own."""
+        """Declare a tensor; lazy tensors with equal `key` are tied, without a key none is tied to another object."""
         self.kind: DType = dtypes.as_dtype(dtype)
         if self.kind is dtypes.STRING:
             raise UnsupportedError("strings cannot be produced lazily; their bytes are not known from a shape")
         try:
-            self.shape = tuple(int(operator.index(d)) for d in shape)
+            self.shape = tuple(int(operator.index(dim)) for dim in shape)
         except TypeError:
             raise UnsupportedError(f"a shape is a sequence of integers, not {shape!r}") from None
-        if any(d < 0 for d in self.shape):
+        if any(dim < 0 for dim in self.shape):
             raise LimitError(f"shape {self.shape} has a negative dimension")
-        if len(self.shape) > MAX_RANK or prod(d or 1 for d in self.shape) * self.kind.bits > 8 * MAX_ARCHIVE_SIZE:
+        if len(self.shape) > MAX_RANK or prod(dim or 1 for dim in self.shape) * self.kind.bits > 8 * MAX_ARCHIVE_SIZE:
             raise LimitError(f"shape {self.shape} is of more than {MAX_RANK} dimensions or claims more than 2^56 bytes")
         self._produce: Any = produce
         self.key: Hashable = id(self) if key is None else key
@@ -76,23 +76,23 @@ class LazyTensor:
         return dtypes.nbytes(prod(self.shape), self.kind.bits)
 
     def pieces(self) -> Iterator[Any]:
-        """Yield the values, `nbytes` bytes-like in all, once; ProducerError if they are not as they were declared."""
+        """Yield the values, once, as memoryviews of `nbytes` in all; ProducerError if they are not as declared."""
         produce, self._produce = self._produce, _SPENT
         if produce is _SPENT:
             raise ProducerError("its values were produced already; make a new LazyTensor for each save")
         product = produce() if callable(produce) else produce
-        octets = _octets(product) is not None
-        whole = octets or hasattr(product, "shape")
-        if whole and not octets and tuple(product.shape) != self.shape:
+        is_bytes = _bytes_view(product) is not None
+        is_single = is_bytes or hasattr(product, "shape")
+        if is_single and not is_bytes and tuple(product.shape) != self.shape:
             raise ProducerError(f"declared with shape {self.shape}, produced with {tuple(product.shape)}")
-        if not whole and not hasattr(product, "__iter__") and not hasattr(product, "__getitem__"):
+        if not is_single and not hasattr(product, "__iter__") and not hasattr(product, "__getitem__"):
             raise ProducerError(f"a {type(product).__name__} is neither bytes, nor an array, nor an iterable of them")
         pieces = Pieces(self.kind, self.shape)
         try:
-            for piece in [product] if whole else product:
+            for piece in [product] if is_single else product:
                 yield pieces.take(piece)
         finally:
-            if hasattr(product, "close") and not whole:
+            if hasattr(product, "close") and not is_single:  # a generator, maybe with a file that it closes
                 product.close()
         pieces.finish()
 
@@ -107,11 +107,11 @@ class Pieces:
         self._kind = kind
         self._due = dtypes.nbytes(prod(shape), kind.bits)
         self._done = 0
-        self._used = prod(shape) * kind.bits % 8  # bits of the last byte that are elements'; 0: all
+        self._last_bits = prod(shape) * kind.bits % 8  # bits of the last byte that hold elements; 0: all
 
     def take(self, piece: Any) -> memoryview:
         """Return a piece's bytes, uncopied if they lie in C order already; ProducerError if they do not fit."""
-        data, ends_in_byte = self._bytes(piece)
+        data, ends_in_byte = self._bytes_of(piece)
         done = self._done + len(data)
         if done > self._due:
             raise ProducerError(f"{self._due} bytes were declared, at least {done} produced")
@@ -120,8 +120,9 @@ class Pieces:
         self._done = done  # not before: a refused piece does not count, even if the caller ignores the error
         if self._kind is _BOOL and len(data) and np.frombuffer(data, np.uint8).max() > 1:
             data = memoryview((np.frombuffer(data, np.uint8) != 0).view(np.uint8))
-        if self._used and self._done == self._due and len(data) and data[-1] >> self._used:
-            data = memoryview(bytes(data[:-1]) + bytes([data[-1] & ((1 << self._used) - 1)]))
+        if self._last_bits and self._done == self._due and len(data) and data[-1] >> self._last_bits:
+            last_byte = data[-1] & ((1 << self._last_bits) - 1)  # the bits after the last element are zeros
+            data = memoryview(bytes(data[:-1]) + bytes([last_byte]))
         return data
 
     def finish(self) -> None:
@@ -129,9 +130,9 @@ class Pieces:
         if self._done < self._due:
             raise ProducerError(f"{self._due} bytes were declared, {self._done} produced")
 
-    def _bytes(self, piece: Any) -> tuple[memoryview, bool]:
-        """Return a piece's bytes, and True if its last one is not filled by elements."""
-        octets = _octets(piece)
+    def _bytes_of(self, piece: Any) -> tuple[memoryview, bool]:
+        """Return a piece's bytes, and True if elements fill the last only in part; ProducerError for another type."""
+        octets = _bytes_view(piece)
         if octets is not None:
             if not octets.c_contiguous:
                 raise ProducerError("a piece is not contiguous; hand over its .tobytes()")
@@ -151,7 +152,8 @@ class Pieces:
         return as_bytes(array).data, False
 
 
-def _octets(value: Any) -> memoryview | None:
+def _bytes_view(value: Any) -> memoryview | None:
+    """Return a view of a value that has bytes and no shape, or of a memoryview; None for all others."""
     if hasattr(value, "shape") and not isinstance(value, memoryview):
         return None
     try:

@@ -16,11 +16,11 @@ from zcrecord.errors import FormatError, UnsupportedError
 
 def pack_bits(elements: Octets, bits: int) -> Octets:
     """Return elements of 1 to 7 bits, one to a byte, as a stream of bits, least significant first, then zeros."""
-    each, size, word = _words(bits)
-    padded = np.zeros((-(-len(elements) // each), each), word)
+    count, size, word = _word_layout(bits)
+    padded = np.zeros((-(-len(elements) // count), count), word)
     padded.reshape(-1)[: len(elements)] = elements
     words = np.zeros(len(padded), word)
-    for i in range(each):
+    for i in range(count):
         words |= padded[:, i] << word.type(i * bits)
     octets = words.view(np.uint8).reshape(-1, word.itemsize)[:, :size].reshape(-1)
     return octets[: dtypes.nbytes(len(elements), bits)]
@@ -28,7 +28,7 @@ def pack_bits(elements: Octets, bits: int) -> Octets:
 
 def unpack_bits(octets: Octets, bits: int, count: int) -> Octets:
     """Return the first `count` elements of a stream made by `pack_bits`, one to a byte."""
-    each, size, word = _words(bits)
+    word_count, size, word = _word_layout(bits)
     words: Array = octets
     if size > 1:
         padded = np.zeros((-(-len(octets) // size), word.itemsize), np.uint8)
@@ -36,17 +36,17 @@ def unpack_bits(octets: Octets, bits: int, count: int) -> Octets:
         padded[:whole, :size] = octets[: whole * size].reshape(whole, size)
         padded[whole:, : len(octets) - whole * size] = octets[whole * size :]
         words = padded.view(word).reshape(-1)
-    out = np.empty(len(words) * each, np.uint8)
-    for i in range(each):
-        out[i::each] = (words >> word.type(i * bits)) & word.type((1 << bits) - 1)
-    return out[:count]
+    elements = np.empty(len(words) * word_count, np.uint8)
+    for i in range(word_count):
+        elements[i::word_count] = (words >> word.type(i * bits)) & word.type((1 << bits) - 1)
+    return elements[:count]
 
 
-def _words(bits: int) -> tuple[int, int, np.dtype[Any]]:
-    """Return how many elements fill whole bytes, how many bytes these are, and a little-endian word for them."""
-    each = 8 // gcd(bits, 8)
-    size = each * bits // 8
-    return each, size, np.dtype(f"<u{1 if size == 1 else 4 if size <= 4 else 8}")
+def _word_layout(bits: int) -> tuple[int, int, np.dtype[Any]]:
+    """Return the least number of elements that fill whole bytes, the number of those bytes, and a word for them."""
+    count = 8 // gcd(bits, 8)
+    size = count * bits // 8
+    return count, size, np.dtype(f"<u{1 if size == 1 else 4 if size <= 4 else 8}")
 
 
 class PackedTensor:
@@ -81,7 +81,7 @@ class PackedTensor:
 
     @classmethod
     def pack(cls, array: Array) -> PackedTensor:
-        """Return the elements of an array of ml_dtypes, which has one to a byte, packed into new bytes."""
+        """Return an array of ml_dtypes, which has one element to a byte, packed into new bytes."""
         kind = dtypes.from_numpy(array.dtype)
         if not kind.packed:
             raise UnsupportedError(f"{kind.name} is not narrower than a byte; use the array as it is")
@@ -105,7 +105,7 @@ class PackedTensor:
         """Return a new array with one element to a byte; UnsupportedError if ml_dtypes does not have the type."""
         dtype, bits = self.dtype, self.kind.bits
         raw = unpack_bits(self.packed, bits, prod(self.shape))
-        if self.kind.name.startswith("int"):  # ml_dtypes keeps signed elements sign-extended
+        if self.kind.name.startswith("int"):  # ml_dtypes keeps signed elements sign-extended to a byte
             sign = np.uint8(1 << (bits - 1))
             raw = (raw ^ sign) - sign
         return raw.view(dtype).reshape(self.shape)
@@ -119,12 +119,12 @@ class PackedTensor:
         """Return rows of the first axis: a view if they start on a byte, otherwise repacked into new bytes."""
         start, stop, shape = _rows(self.shape, rows)
         row_bits = prod(self.shape[1:]) * self.kind.bits
-        first, last = start * row_bits, stop * row_bits
-        if first % 8 == 0 and (last % 8 == 0 or stop == self.shape[0]):
-            return PackedTensor(self.packed[first // 8 : (last + 7) // 8], self.kind, shape)
-        part = np.unpackbits(self.packed[first // 8 : (last + 7) // 8], bitorder="little")
-        part = part[first % 8 : first % 8 + last - first]
-        return PackedTensor(np.packbits(part, bitorder="little"), self.kind, shape)
+        first, end = start * row_bits, stop * row_bits
+        octets = self.packed[first // 8 : (end + 7) // 8]
+        if first % 8 == 0 and (end % 8 == 0 or stop == self.shape[0]):  # the bits after the last row are zeros
+            return PackedTensor(octets, self.kind, shape)
+        bits = np.unpackbits(octets, bitorder="little")[first % 8 : first % 8 + end - first]
+        return PackedTensor(np.packbits(bits, bitorder="little"), self.kind, shape)
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
         raise UnsupportedError(f"a packed {self.kind.name} tensor is no array; .unpack() copies it into one")
@@ -148,25 +148,24 @@ class StringTensor:
         """Wrap `data`; copies nothing, and raises FormatError for wrong ends or padding, unless it was `checked`."""
         self.data, self.shape = data, tuple(shape)
         count = prod(self.shape)
-        table = 8 * (count + 1)
         self._ends = np.zeros(1, np.uint64)
         if not count:
             return
-        if len(data) % 8 or len(data) < table:
+        text_nbytes = len(data) - 8 * (count + 1)  # with padding, before the table of ends
+        if len(data) % 8 or text_nbytes < 0:
             raise FormatError(f"{count} strings cannot lie in {len(data)} bytes")
-        self._ends = data[len(data) - table :].view("<u8")
+        self._ends = data[text_nbytes:].view("<u8")
         if checked:
             return
         end = int(self._ends[-1])
-        room = len(data) - table
-        if self._ends[0] or (self._ends[1:] < self._ends[:-1]).any() or end > room or room - end >= 8:
+        if self._ends[0] or (self._ends[1:] < self._ends[:-1]).any() or not 0 <= text_nbytes - end < 8:
             raise FormatError("the ends of its strings do not ascend from 0 to the end of their bytes")
-        if data[end:room].any():
+        if data[end:text_nbytes].any():
             raise FormatError("the padding after its strings is not zero")
 
     @classmethod
     def from_strings(cls, strings: Iterable[str | bytes], shape: tuple[int, ...] | None = None) -> StringTensor:
-        """Return new strings laid down in one buffer; `str` is encoded as UTF-8."""
+        """Return strings as a tensor over one new buffer; `str` is encoded as UTF-8. FormatError for another shape."""
         raw = [s.encode() if isinstance(s, str) else bytes(s) for s in strings]
         shape = (len(raw),) if shape is None else shape
         if prod(shape) != len(raw):
@@ -201,8 +200,8 @@ class StringTensor:
     def __getitem__(self, rows: int | slice) -> Any:
         """Return rows of the first axis: one string of a vector as bytes, otherwise a StringTensor of new bytes."""
         start, stop, shape = _rows(self.shape, rows)
-        each = prod(self.shape[1:])
-        ends = self._ends[start * each : stop * each + 1].tolist()
+        row_size = prod(self.shape[1:])
+        ends = self._ends[start * row_size : stop * row_size + 1].tolist()
         parts = [self.data[a:b].tobytes() for a, b in itertools.pairwise(ends)]
         return StringTensor.from_strings(parts, shape) if shape or not parts else parts[0]
 
@@ -228,7 +227,7 @@ class StringTensor:
 
 
 def _rows(shape: tuple[int, ...], rows: int | slice) -> tuple[int, int, tuple[int, ...]]:
-    """Return the bounds of an index or slice of the first axis, [start, stop), and the shape of these rows."""
+    """Return the bounds [start, stop) of an index or slice of the first axis, and the shape of the result."""
     if not shape:
         raise IndexError("a tensor of rank 0 has no rows")
     if not isinstance(rows, slice):

@@ -7,6 +7,7 @@ Source: https://github.com/facebook/zstd/blob/dev/contrib/seekable_format/zstd_s
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import closing
@@ -23,7 +24,8 @@ Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 _SKIPPABLE = (0x184D2A5E).to_bytes(4, "little")
 _SEEKABLE = (0x8F92EAB1).to_bytes(4, "little")
-_FOOTER = 9  # number of frames, descriptor, magic
+_SKIPPABLE_HEADER = 8  # bytes: magic and size
+_FOOTER = struct.Struct("<IB4s")  # number of frames, descriptor, magic
 _CHECKSUMS, _RESERVED = 0x80, 0x7C  # of the descriptor
 _PADDING = 1 << 16  # bytes that a frame may have beyond twice its content: no zstd makes such frames
 _BATCH = 1 << 20  # decompressed bytes of one unit of work, where frames are smaller
@@ -33,7 +35,7 @@ EXPANDED, EXPANDED_FREE = 64, 64 << 20  # packed bytes may take 64 times their n
 
 
 def check_expansion(nbytes: int, packed: int, advice: str = "") -> None:
-    """Raise LimitError if `nbytes` is more than EXPANDED times `packed`, plus EXPANDED_FREE."""
+    """Raise LimitError, with advice, if `nbytes` is more than EXPANDED times `packed` bytes, plus EXPANDED_FREE."""
     if nbytes > EXPANDED * packed + EXPANDED_FREE:
         fault = f"{packed} packed bytes would take {nbytes} bytes of memory"
         raise LimitError(f"{fault}; {advice}unpack it into a file (zcrecord unpack), and load that")
@@ -74,45 +76,52 @@ class SeekTable(NamedTuple):
 
     def covering(self, ranges: Iterable[tuple[int, int]]) -> Numbers:
         """Return the frames, ascending, that hold any byte of these ranges; empty frames next to them are included."""
-        edges = np.array([r for r in ranges if r[0] < r[1]], np.int64).reshape(-1, 2)
+        edges = np.array([(start, end) for start, end in ranges if start < end], np.int64).reshape(-1, 2)
         left, right = np.searchsorted(self.bounds, edges, "left"), np.searchsorted(self.bounds, edges, "right") - 1
-        changes = np.zeros(len(self.bounds), np.int64)  # by frame, in the number of ranges over it
-        np.add.at(changes, np.minimum(left, right)[:, 0], 1)
-        np.add.at(changes, np.maximum(left, right)[:, 1], -1)
+        first, last = np.minimum(left, right)[:, 0], np.maximum(left, right)[:, 1]  # range i lies in [first, last)
+        changes = np.zeros(len(self.bounds), np.int64)  # from frame to frame, in the number of ranges over it
+        np.add.at(changes, first, 1)
+        np.add.at(changes, last, -1)
         return np.flatnonzero(np.cumsum(changes)[:-1] > 0)
 
 
 def encode_table(entries: Iterable[SeekEntry]) -> bytes:
     """Return the seek table as the skippable frame that stands after all others (R83)."""
     rows = np.array(list(entries), "<u4").reshape(-1, 3)
-    body = rows.tobytes() + len(rows).to_bytes(4, "little") + bytes([_CHECKSUMS]) + _SEEKABLE
+    body = rows.tobytes() + _FOOTER.pack(len(rows), _CHECKSUMS, _SEEKABLE)
     return _SKIPPABLE + len(body).to_bytes(4, "little") + body
 
 
 def read_table(size: int, read: Callable[[int, int], Any]) -> SeekTable | None:
-    """Return the seek table of a file of `size` bytes, which `read(offset, nbytes)` reads; None if it has none."""
-    footer = bytes(read(size - _FOOTER, _FOOTER)) if size > _FOOTER + 8 else b""
-    if footer[5:] != _SEEKABLE:
+    """Return the seek table at a file's end, by `read(offset, nbytes)`; None if it has none, FormatError if damaged."""
+    if size <= _FOOTER.size + _SKIPPABLE_HEADER:
         return None
-    count, descriptor = int.from_bytes(footer[:4], "little"), footer[4]
+    count, descriptor, magic = _FOOTER.unpack(read(size - _FOOTER.size, _FOOTER.size))
+    if magic != _SEEKABLE:
+        return None
     if descriptor & _RESERVED:
         raise _table_error(f"descriptor {descriptor:#04x} has reserved bits that are not zero", size - 5)
-    width = 3 if descriptor & _CHECKSUMS else 2
-    body = 4 * width * count + _FOOTER
-    start = size - body - 8
+    columns = 3 if descriptor & _CHECKSUMS else 2
+    body = 4 * columns * count + _FOOTER.size
+    start = size - body - _SKIPPABLE_HEADER
     if start < 0 or body >> 32:
-        fault = f"{count} frames would take a table of {body + 8} bytes, and the file has {size}"
-        raise _table_error(fault, size - _FOOTER)
-    if bytes(read(start, 8)) != _SKIPPABLE + body.to_bytes(4, "little"):
+        fault = f"{count} frames would take a table of {body + _SKIPPABLE_HEADER} bytes, and the file has {size}"
+        raise _table_error(fault, size - _FOOTER.size)
+    if bytes(read(start, _SKIPPABLE_HEADER)) != _SKIPPABLE + body.to_bytes(4, "little"):
         raise _table_error(f"of {count} frames it would start at {start:#x}, where there is none", start)
-    rows = np.frombuffer(read(start + 8, 4 * width * count), "<u4").reshape(-1, width)
+    rows = np.frombuffer(read(start + _SKIPPABLE_HEADER, 4 * columns * count), "<u4").reshape(-1, columns)
+    return _table_of(rows, start)
+
+
+def _table_of(rows: np.ndarray[Any, Any], start: int) -> SeekTable:
+    """Return the seek table of these rows that begins at `start`; FormatError if its frames do not end there."""
     starts, bounds = (np.concatenate(([0], np.cumsum(rows[:, i], dtype=np.int64))) for i in (0, 1))
     if starts[-1] != start:
         raise _table_error(f"its frames take {int(starts[-1])} bytes, expected the {start} before it", start)
     for i in np.flatnonzero(np.diff(starts) > 2 * np.diff(bounds) + _PADDING)[:1].tolist():
         fault = f"frame {i} takes {int(rows[i, 0])} bytes for {int(rows[i, 1])} of content"
         raise _table_error(f"{fault}, expected at most twice as many and {_PADDING} more", int(starts[i]))
-    return SeekTable(starts, bounds, rows[:, 2].astype(np.int64) if width == 3 else None)
+    return SeekTable(starts, bounds, rows[:, 2].astype(np.int64) if rows.shape[1] == 3 else None)
 
 
 def _table_error(fault: str, offset: int) -> FormatError:
@@ -133,8 +142,7 @@ def decompress_frames(data: memoryview, table: SeekTable, target: memoryview, ch
 
         def work(frames: Numbers) -> None:
             for i in frames.tolist():
-                lo, hi = table.packed_range(i)
-                decompress(i, data[lo:hi], target[slice(*table.range(i))])
+                decompress(i, data[slice(*table.packed_range(i))], target[slice(*table.range(i))])
 
         return work
 
@@ -149,39 +157,45 @@ def frame_decompressor(table: SeekTable) -> Callable[[int, Any, memoryview], Non
     It raises as `decompress_frames` does.
     """
     package = import_zstandard()
-    own = package.ZstdDecompressor()
+    decompressor = package.ZstdDecompressor()
 
     def decompress(i: int, frame: Any, target: memoryview) -> None:
-        """Decompress frame `i` into `target`; FormatError or IntegrityError if it is not as the table says."""
+        """Decompress frame `i` into `target`, and compare its checksum with the table's."""
         offset = int(table.starts[i])
         try:
-            if not is_one_frame(frame):
-                raise _frame_error("is not one zstd frame that ends there, as the seek table says", offset, frame)
-            header = package.get_frame_parameters(frame)
-            if header.content_size not in (len(target), package.CONTENTSIZE_UNKNOWN):
-                fault = f"holds {header.content_size} bytes, the seek table says {len(target)}"
-                raise _frame_error(fault, offset, frame)
-            narrow = header.window_size < len(target)
-            step = len(target) - narrow  # bytes of the first piece: as in a stream, there is no room for all (R84)
-            if (narrow or header.content_size != len(target)) and header.window_size > _WIDE:
+            header = _frame_header(package, frame, len(target), offset)
+            is_narrow = header.window_size < len(target)
+            step = len(target) - is_narrow  # less than all at once, or zstd would ignore the window's size (R84)
+            if (is_narrow or header.content_size != len(target)) and header.window_size > _WIDE:
                 with _WIDE_LOCK:  # its window is memory beside the frame's own bytes: one at a time
                     _decompress(package.ZstdDecompressor(), frame, target, offset, step)
             else:
-                _decompress(own, frame, target, offset, step)
+                _decompress(decompressor, frame, target, offset, step)
         except package.ZstdError as error:
-            raise zstd_error(error, _name(offset, frame), offset) from None
+            raise zstd_error(error, _frame_name(offset, frame), offset) from None
         if table.checksums is None:
             return
         # zstd has compared a frame's own checksum, which is of the same kind, with its content.
         checksum = int.from_bytes(frame[-4:], "little") if header.has_checksum else xxhash.xxh64_intdigest(target)
         if checksum & 0xFFFFFFFF != int(table.checksums[i]):
-            fault = f"{_name(offset, frame)}: its checksum is not that of the seek table"
+            fault = f"{_frame_name(offset, frame)}: its checksum is not that of the seek table"
             raise IntegrityError(f"{fault}; the file is damaged, copy it again", offset=offset)
 
     return decompress
 
 
+def _frame_header(package: Any, frame: Any, nbytes: int, offset: int) -> Any:
+    """Return zstd's parameters of a frame; FormatError unless it is one frame, and may have `nbytes` of content."""
+    if not is_one_frame(frame):
+        raise _frame_error("is not one zstd frame that ends there, as the seek table says", offset, frame)
+    header = package.get_frame_parameters(frame)
+    if header.content_size not in (nbytes, package.CONTENTSIZE_UNKNOWN):
+        raise _frame_error(f"holds {header.content_size} bytes, the seek table says {nbytes}", offset, frame)
+    return header
+
+
 def _decompress(decompressor: Any, frame: Any, target: memoryview, offset: int, step: int) -> None:
+    """Decompress a frame, at most `step` bytes at a time; FormatError unless its content has the size of `target`."""
     reader = decompressor.stream_reader(frame)
     done = 0
     while done < len(target) and (nbytes := reader.readinto(target[done : done + step])):
@@ -192,16 +206,16 @@ def _decompress(decompressor: Any, frame: Any, target: memoryview, offset: int, 
         raise _frame_error(f"holds more than the {len(target)} bytes that the seek table says", offset, frame)
 
 
-def _name(offset: int, frame: Any) -> str:
+def _frame_name(offset: int, frame: Any) -> str:
     return f"frame [{offset:#x}, {offset + len(frame):#x})"
 
 
 def _frame_error(fault: str, offset: int, frame: Any) -> FormatError:
-    return FormatError(f"{_name(offset, frame)}: {fault}; the file is damaged, copy it again", offset=offset)
+    return FormatError(f"{_frame_name(offset, frame)}: {fault}; the file is damaged, copy it again", offset=offset)
 
 
 def zstd_error(error: Exception, name: str, offset: int | None = None) -> RecordError:
-    """Return an error of zstd as a typed one; `name` is the part of the file it is about."""
+    """Return the zcrecord error for one of zstd; `name` is the part of the file that it is about."""
     text = str(error).removeprefix("zstd decompress error: ")
     if "too much memory" in text:
         return LimitError(f"{name}: its window is larger than 128 MiB; decompress it with zstd --long", offset=offset)

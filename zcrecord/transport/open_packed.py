@@ -35,15 +35,15 @@ def open_packed(memory: Memory, *, verify: Verify, mode: Mode = "r", lazily: boo
         if lazily and table is not None:
             return _open_frames(memory, table)
         if table is None:
-            block, octets = _decompress_stream(memory)
+            owner, octets = _decompress_stream(memory)
         else:
-            block, octets = _allocate(table.nbytes, packed=len(packed))
+            owner, octets = _allocate(table.nbytes, packed=len(packed))
             frames.decompress_frames(packed, table, octets, np.arange(len(table.sizes)), cores())
-    return open_archive(memory._replace(octets=octets, mapping=block, identity=None), verify=verify, mode=mode)
+    return open_archive(memory._replace(octets=octets, mapping=owner, identity=None), verify=verify, mode=mode)
 
 
 def _reopen(packed: str | bytes, header: bytes) -> Archive:
-    """Open a pickled archive again; IntegrityError unless it is still a packed archive with this header."""
+    """Open a pickled archive again, by path or bytes; IntegrityError unless it is packed and has this header."""
     memory = map_file(packed, least=0) if isinstance(packed, str) else Memory(buffer_of(packed))
     fault = "is not the archive that was pickled; it was replaced since"
     try:
@@ -56,22 +56,22 @@ def _reopen(packed: str | bytes, header: bytes) -> Archive:
 
 
 def sparse_memory(size: int, pieces: Iterable[tuple[int, Any]]) -> Memory:
-    """Return memory with pieces at their offsets, and zeros elsewhere, which take none; LimitError without room."""
-    block, octets = _allocate(size, sparse=True)
+    """Return memory with (offset, piece) in their places; elsewhere zeros, not resident. LimitError without room."""
+    owner, octets = _allocate(size, sparse=True)
     for offset, piece in pieces:
         octets[offset : offset + len(piece)] = piece
-    return Memory(octets, None, block)
+    return Memory(octets, None, owner)
 
 
 def _open_frames(memory: Memory, table: frames.SeekTable) -> Archive:
     """Return an archive in sparse memory, into which frames are decompressed when a payload in them is needed."""
     content = _FrameMemory(memory, table)
-    h = content.trailer()
-    content.decompress([(0, HEADER_SIZE), (h.index_offset, h.index_offset + h.index_size)])
+    header = content.trailer()
+    content.decompress([(0, HEADER_SIZE), (header.index_offset, header.index_offset + header.index_size)])
     archive = open_archive(content.memory, verify="index", source_in=partial(PackedSource, content))
     packed = memory.octets if memory.absolute is None else memory.absolute  # a path does not keep the file open
 
-    def recipe(archive: Archive) -> tuple[Any, ...]:
+    def recipe(archive: Archive) -> tuple[Any, ...]:  # for pickle: a function and its arguments
         return _reopen, (packed if isinstance(packed, str) else bytes(packed), archive.header.encode())
 
     archive.source.recipe = recipe
@@ -93,15 +93,15 @@ class PackedSource(FetchedSource):
         return self.octets, np.where(self._ready, self.table.rows["offset"].astype(np.int64), -1)
 
     def fetch(self, numbers: Sequence[int] | None = None) -> None:
-        """Have the frames of payloads, of all by default, decompressed."""
+        """Decompress the frames of payloads, of all by default, unless they are there; from any thread."""
         chosen = np.arange(len(self.table.rows)) if numbers is None else np.array(numbers, np.int64)
         if self._ready[chosen].all():
             return
         rows = self.table.rows[chosen]
-        starts = (rows["offset"] + np.uint64(self.table.base)).tolist()
+        starts = rows["offset"] + np.uint64(self.table.base)
+        ranges = zip(starts.tolist(), (starts + rows["nbytes"]).tolist(), strict=True)
         with located(path=self.path), self._lock:
-            ends = zip(starts, rows["nbytes"].tolist(), strict=True)
-            self._frames.decompress((start, start + nbytes) for start, nbytes in ends)
+            self._frames.decompress(ranges)
             self._frames.close_file()  # nearly always nothing else is decompressed later
             self._ready[chosen] = True
 
@@ -117,40 +117,42 @@ class _FrameMemory:
         self._filled: list[tuple[int, int]] = []
         if table.nbytes < 2 * HEADER_SIZE:
             raise _too_few(table.nbytes)
-        block, self._octets = _allocate(table.nbytes, sparse=True)
-        self.memory = Memory(self._octets, memory.path, block, filled=self._filled, absolute=memory.absolute)
+        owner, self._octets = _allocate(table.nbytes, sparse=True)
+        self.memory = Memory(self._octets, memory.path, owner, filled=self._filled, absolute=memory.absolute)
 
     def trailer(self) -> Header:
-        """Return the decoded trailer, checked against the table's size."""
+        """Return the decoded trailer; FormatError unless it is of an archive of the table's size."""
         size = self._table.nbytes
         self.decompress([(size - HEADER_SIZE, size)])
-        h = decode_header(bytes(self._octets[-HEADER_SIZE:]), "trailer")
-        if h is None or h.archive_size != size:
+        trailer = decode_header(bytes(self._octets[-HEADER_SIZE:]), "trailer")
+        if trailer is None or trailer.archive_size != size:
             fault = f"trailer: it is not that of an archive of {size} bytes"
             raise FormatError(f"{fault}; the file is damaged, copy it again")
-        return h
+        return trailer
 
     def decompress(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Decompress the frames that contain any byte of these ranges, unless that was done."""
-        chosen = self._table.covering(ranges)
-        chosen = chosen[~self._decompressed[chosen]]
+        """Decompress the frames that hold any byte of these ranges, unless that was done; one thread at a time."""
+        covering = self._table.covering(ranges)
+        chosen = covering[~self._decompressed[covering]]
         if not len(chosen):
             return
         decompressed = self._decompressed.copy()
         decompressed[chosen] = True
         frames.check_expansion(int(self._table.sizes[decompressed].sum()), self._packed_nbytes)
-        frames.decompress_frames(self._open_file(), self._table, self._octets, chosen, cores())
+        frames.decompress_frames(self._packed_bytes(), self._table, self._octets, chosen, cores())
         self._decompressed = decompressed  # not before: after an error the frames are decompressed again
         self._filled += map(self._table.range, chosen.tolist())
 
     def close_file(self) -> None:
+        """Let go of the packed file's mapping, if there is a path by which it can be mapped again."""
         if self._path is not None:
             self._packed = None
 
-    def _open_file(self) -> memoryview:
-        if self._packed is not None or self._path is None:
-            assert self._packed is not None, "bytes without a path are kept"
+    def _packed_bytes(self) -> memoryview:
+        """Return the packed file's bytes, mapped again if need be; SourceError if the file is another by now."""
+        if self._packed is not None:
             return self._packed
+        assert self._path is not None, "bytes without a path are kept"
         memory = map_file(self._path, least=0)
         if memory.identity != self._identity:
             raise SourceError("was replaced or changed since it was opened; load it again", path=self._path)
@@ -158,14 +160,14 @@ class _FrameMemory:
 
 
 def _decompress_stream(memory: Memory) -> tuple[Any, memoryview]:
-    """Decompress frames one after the other; FormatError unless they hold one archive's bytes and no more."""
+    """Return new memory, as `aligned` does, with the content of all frames; FormatError unless that is one archive."""
     package = import_zstandard()
     try:
         input_frames, reader = _reader(package, memory)
         with reader:
             header = reader.read(HEADER_SIZE)
-            size, done = _size(package, memory, header), len(header)
-            block, octets = _allocate(size, packed=len(memory.octets))
+            size, done = _content_size(package, memory, header), len(header)
+            owner, octets = _allocate(size, packed=len(memory.octets))
             octets[:done] = header
             while done < size and (nbytes := reader.readinto(octets[done:])):
                 done += nbytes
@@ -178,7 +180,7 @@ def _decompress_stream(memory: Memory) -> tuple[Any, memoryview]:
         raise FormatError(f"zstd: holds more than the archive's {size} bytes; is it several, one after the other?")
     if not input_frames.complete:
         raise FormatError("zstd: ends inside a frame; the file is truncated, copy it again")
-    return block, octets
+    return owner, octets
 
 
 def _reader(package: Any, memory: Memory) -> tuple[ZstdFrames, Any]:
@@ -194,15 +196,16 @@ def _reader(package: Any, memory: Memory) -> tuple[ZstdFrames, Any]:
     return input_frames, package.ZstdDecompressor().stream_reader(input_frames, read_across_frames=True)
 
 
-def _size(package: Any, memory: Memory, first: bytes) -> int:
-    """Return the size of a packed archive: from its header, or by decompressing it once to count."""
-    if len(first) < HEADER_SIZE:
-        raise _too_few(len(first))
-    header = decode_header(first)
+def _content_size(package: Any, memory: Memory, start: bytes) -> int:
+    """Return the size of a packed archive that has this start: from its header, or by decompressing it to count."""
+    if len(start) < HEADER_SIZE:
+        raise _too_few(len(start))
+    header = decode_header(start)
     if header is not None:
         return header.archive_size
     size = 0
-    with _reader(package, memory)[1] as reader:
+    _, reader = _reader(package, memory)
+    with reader:
         while piece := reader.read(_PIECE):
             size += len(piece)
             frames.check_expansion(size, len(memory.octets))
@@ -215,7 +218,7 @@ def _too_few(size: int) -> FormatError:
 
 
 def _allocate(size: int, *, packed: int | None = None, sparse: bool = False) -> tuple[Any, memoryview]:
-    """Return memory as `aligned` does; LimitError if there is too little, or it is far more than the packed bytes."""
+    """Return memory's owner and the memory, as `aligned` does; LimitError if it is too much for the packed bytes."""
     if packed is not None:
         frames.check_expansion(size, packed)
     try:

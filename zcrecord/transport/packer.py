@@ -1,8 +1,7 @@
 """Pack archives for transport: `.zcr.zst`, zstd frames that begin where payloads do, and a seek table after them.
 
-Source and destination may be paths or binary file objects, pipes included. Memory: for each thread two or three frames
-of up to 6 MiB, packed or not, and zstd's own state (1 MiB at the default level, 50 MiB at 19); the index; 200 bytes for
-each frame. Weights hardly repeat, so levels above 1 gain little.
+Memory: for each thread two or three frames of up to 6 MiB, packed or not, and zstd's own state (1 MiB at the default
+level, 50 MiB at 19); the index; 200 bytes for each frame.
 """
 
 from __future__ import annotations
@@ -38,6 +37,8 @@ _PACKING = "pack"
 _INDEX_FREE = 32 << 20  # bytes of an index that may come from any number of packed bytes
 
 PackedFrame = tuple[SeekEntry, bytes]
+Frames = Generator[PackedFrame, None, None]
+Compressors = Start[Any, PackedFrame]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ def pack(
         0.0
     """
     started = time.perf_counter()
-    source_path, dest_path, place = checked_paths(source, dest, force, storage_options)
+    source_path, dest_path, place = checked_paths(source, dest, force=force, options=storage_options)
     compressors, threads = _compressors(level), cores(threads)
     check = ArchiveCheck(progress)
     entries: list[SeekEntry] = []
@@ -120,9 +121,9 @@ def pack(
 
 
 def checked_paths(
-    source: Any, dest: Any, force: bool, options: Mapping[str, Any] | None
+    source: Any, dest: Any, *, force: bool, options: Mapping[str, Any] | None
 ) -> tuple[str | None, str | None, Any]:
-    """Return both paths, None for a file object, and the destination, after checking that it may be written."""
+    """Return both paths, None for a file object, and the place for `open_sink`, which may be written; else raises."""
     source_path = None if hasattr(source, "read") else path_of(source)
     dest_path = None if hasattr(dest, "write") else path_of(dest)
     version = check_destination(source_path, dest_path, force, options)
@@ -166,8 +167,8 @@ class ArchiveCheck:
             if end > self._header.archive_size:  # raised now: a small frame may go on for terabytes
                 size = self._header.archive_size
                 raise FormatError(f"holds more than the archive's {size} bytes; the file is damaged, copy it again")
-            first, last = self._header.index_offset, self._header.index_offset + self._header.index_size
-            self._index += piece[max(first - start, 0) : max(last - start, 0)]
+            index_start, index_end = self._header.index_offset, self._header.index_offset + self._header.index_size
+            self._index += piece[max(index_start - start, 0) : max(index_end - start, 0)]
             if self._packed is not None and len(self._index) > EXPANDED * self._packed() + _INDEX_FREE:
                 fault = f"its index takes more than {EXPANDED} times the bytes it is packed into"
                 raise LimitError(f"{fault}; `zstd -d` decompresses it")
@@ -175,7 +176,7 @@ class ArchiveCheck:
         self.size = end
 
     def finish(self, sink: Sink | None = None) -> Archive | None:
-        """Check header, trailer and index, read back from a sink if need be; return the archive if it is known."""
+        """Check header, trailer and index, read back from `sink` if need be; return the archive, None without."""
         if self.size < 2 * HEADER_SIZE:
             raise too_short(self.size, self._first)
         memory = sparse_memory(self.size, [(0, self._first), (self.size - HEADER_SIZE, self._last)])
@@ -189,27 +190,26 @@ class ArchiveCheck:
         return None
 
 
-def _compressors(level: int) -> Start[Any, PackedFrame]:
-    """Return a factory of functions, one for each thread, that compress a piece into a frame."""
+def _compressors(level: int) -> Compressors:
+    """Return a factory of functions, one for each thread, that compress a piece; UnsupportedError for a wrong level."""
     package = import_zstandard()
     if not isinstance(level, int) or not 1 <= level <= package.MAX_COMPRESSION_LEVEL:
         raise UnsupportedError(f"level={level!r} is not a number from 1 to {package.MAX_COMPRESSION_LEVEL}")
 
-    def start() -> Callable[[Any], PackedFrame]:
+    def start_thread() -> Callable[[Any], PackedFrame]:
         compressor = package.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
 
-        def work(piece: Any) -> PackedFrame:
+        def compress(piece: Any) -> PackedFrame:
             frame = compressor.compress(piece)
-            return SeekEntry(len(frame), len(piece), int.from_bytes(frame[-4:], "little")), frame
+            checksum = int.from_bytes(frame[-4:], "little")  # a frame ends in it
+            return SeekEntry(len(frame), len(piece), checksum), frame
 
-        return work
+        return compress
 
-    return start
+    return start_thread
 
 
-def _pack_file(
-    path: str, check: ArchiveCheck, compressors: Start[Any, PackedFrame], threads: int
-) -> Generator[PackedFrame, None, None]:
+def _pack_file(path: str, check: ArchiveCheck, compressors: Compressors, threads: int) -> Frames:
     """Yield the frames of an archive in a file, which each thread reads by itself."""
     memory = map_file(path)
     archive = open_archive(memory, verify="index")
@@ -219,25 +219,23 @@ def _pack_file(
     check.expected = bounds[-1]
     file, _ = open_source(path)
 
-    def start() -> Callable[[tuple[int, int]], PackedFrame]:
+    def start_thread() -> Callable[[tuple[int, int]], PackedFrame]:
         compress, buffer = compressors(), np.empty(max(np.diff(bounds)), np.uint8).data
 
-        def work(span: tuple[int, int]) -> PackedFrame:
-            piece = buffer[: span[1] - span[0]]
-            read_at(file.fileno(), piece, span[0])
-            return compress(piece)
+        def read_and_compress(span: tuple[int, int]) -> PackedFrame:
+            start, end = span
+            read_at(file.fileno(), buffer[: end - start], start)
+            return compress(buffer[: end - start])
 
-        return work
+        return read_and_compress
 
     with file:
-        yield from map_ordered(start, pairwise(bounds), threads)
+        yield from map_ordered(start_thread, pairwise(bounds), threads)
         if identity_of(file.fileno()) != memory.identity:
             raise SourceError("was changed or replaced while it was packed; pack it again")
 
 
-def _pack_stream(
-    reader: StreamReader, check: ArchiveCheck, compressors: Start[Any, PackedFrame], threads: int
-) -> Generator[PackedFrame, None, None]:
+def _pack_stream(reader: StreamReader, check: ArchiveCheck, compressors: Compressors, threads: int) -> Frames:
     """Yield the frames of an archive from a stream, and check it at its end."""
     yield from map_ordered(compressors, _frame_contents(reader, check), threads)
     archive = check.finish()
@@ -246,13 +244,13 @@ def _pack_stream(
 
 
 def _frame_contents(reader: StreamReader, check: ArchiveCheck) -> Iterator[bytes]:
-    """Yield an archive in the pieces that become frames."""
-    start, bounds = _stream_bounds(reader)
+    """Yield a stream's archive in the pieces that become frames, each checked; FormatError unless it is one archive."""
+    head, bounds = _stream_bounds(reader)
     check.expected = None if bounds is None else bounds[-1]
     sizes = chain([HEADER_SIZE], repeat(_FRAME)) if bounds is None else np.diff(bounds).tolist()
     for size in sizes:
-        piece = start[:size].tobytes()
-        start = start[size:]
+        piece = head[:size].tobytes()
+        head = head[size:]
         piece += reader.read(size - len(piece))
         if len(piece) < size and bounds is not None:
             fault = f"ends after {check.size + len(piece)} of {bounds[-1]} bytes"
@@ -266,7 +264,7 @@ def _frame_contents(reader: StreamReader, check: ArchiveCheck) -> Iterator[bytes
 
 
 def _stream_bounds(reader: StreamReader) -> tuple[memoryview, list[int] | None]:
-    """Return the first bytes, read to plan the frames, and the bounds of these; None if they are not in the header."""
+    """Return the first bytes, read to plan the frames, and the frames' bounds, None if these are not in the header."""
     head = reader.read(HEADER_SIZE)
     if len(head) < HEADER_SIZE:
         raise too_short(len(head), head)
@@ -285,15 +283,16 @@ def _stream_bounds(reader: StreamReader) -> tuple[memoryview, list[int] | None]:
     return memoryview(head), _frame_bounds(header, archive.index.payloads["offset"])
 
 
-def _frame_bounds(h: Header, offsets: Any | None) -> list[int]:
-    """Return the offsets at which frames begin, payloads' own if `offsets` are known, and the archive's end (R82)."""
-    end = h.payload_region[1]
-    if offsets is None:
-        first, middle = h.payload_offset, iter(range(h.payload_offset, end, _FRAME))
+def _frame_bounds(header: Header, payload_offsets: Any | None) -> list[int]:
+    """Return the offsets at which frames begin, at payloads if their offsets are known, and the archive's end (R82)."""
+    end = header.payload_region[1]
+    if payload_offsets is None:
+        first, payload_frames = header.payload_offset, iter(range(header.payload_offset, end, _FRAME))
     else:
-        marks = np.append(np.unique(offsets.astype(np.int64) + h.payload_offset), end)
-        first, middle = int(marks[0]), _gather(marks)
-    return [*_frame_starts(0, first), *middle, *_frame_starts(end, h.archive_size), h.archive_size]
+        marks = np.append(np.unique(payload_offsets.astype(np.int64) + header.payload_offset), end)
+        first, payload_frames = int(marks[0]), _payload_frame_starts(marks)
+    last_frames = _frame_starts(end, header.archive_size)
+    return [*_frame_starts(0, first), *payload_frames, *last_frames, header.archive_size]
 
 
 def _frame_starts(start: int, end: int) -> range:
@@ -301,8 +300,8 @@ def _frame_starts(start: int, end: int) -> range:
     return range(start, max(end - _FRAME // 2, start + 1), _FRAME)
 
 
-def _gather(marks: Any) -> Iterator[int]:
-    """Yield the starts of the frames of payloads, from `marks`, the payloads' starts and their end."""
+def _payload_frame_starts(marks: Any) -> Iterator[int]:
+    """Yield the starts of the payloads' frames, of which small ones share one; `marks` are their starts and end."""
     i, last = 0, len(marks) - 1
     while i < last:
         start, following = marks[i : i + 2].tolist()
@@ -311,4 +310,4 @@ def _gather(marks: Any) -> Iterator[int]:
             i += 1
         else:
             yield start
-            i = int(np.searchsorted(marks, start + _GATHERED, "right")) - 1
+            i = int(np.searchsorted(marks, start + _GATHERED, "right")) - 1  # the last start within _GATHERED

@@ -43,12 +43,8 @@ def unpack(
 
     Args:
         source: a path or a binary file object, read forward once.
-        dest: a path or a URL, which appears whole or not at all, or a binary file object.
-        force: replace a file that exists.
-        durable: wait until the file would survive power loss.
+        dest, force, durable, progress, storage_options: as in `pack`.
         threads: number of decompressing threads; None is one for each core.
-        progress: called with the archive's bytes done, and with their total, if that is known.
-        storage_options: for fsspec, if `dest` is a URL.
 
     Raises:
         FormatError: it is no packed archive, or a damaged or truncated one. IntegrityError: a checksum does not match.
@@ -64,12 +60,16 @@ def unpack(
         True
     """
     started = time.perf_counter()
-    source_path, dest_path, place = checked_paths(source, dest, force, storage_options)
+    source_path, dest_path, place = checked_paths(source, dest, force=force, options=storage_options)
     import_zstandard()  # before anything is opened
     threads = cores(threads)
     with located(path=source_path), StreamReader(source_path or source) as reader:
+
+        def packed_nbytes() -> int:  # of a stream, as far as it was read
+            return reader.position if reader.nbytes is None else reader.nbytes
+
         table = _table_of(reader)
-        check = ArchiveCheck(progress, lambda: reader.position if reader.nbytes is None else reader.nbytes)
+        check = ArchiveCheck(progress, packed_nbytes)
         check.expected = None if table is None else table.nbytes
         pieces = _decompress(reader, table, threads)
         with open_sink(place, durable=durable, options=storage_options) as sink, closing(pieces):
@@ -78,9 +78,8 @@ def unpack(
                 sink.write(piece)
                 check.advance(len(piece))
             check.finish(sink)
-        packed_bytes = reader.position if reader.nbytes is None else reader.nbytes
     frames, seconds = None if table is None else len(table.sizes), time.perf_counter() - started
-    return PackReport(source_path, dest_path, check.done, packed_bytes, frames, seconds, peak_rss())
+    return PackReport(source_path, dest_path, check.done, packed_nbytes(), frames, seconds, peak_rss())
 
 
 def _table_of(reader: StreamReader) -> SeekTable | None:
@@ -94,6 +93,7 @@ def _table_of(reader: StreamReader) -> SeekTable | None:
 
 
 def _check_magic(head: bytes) -> None:
+    """Raise FormatError unless a file's first bytes are those of a zstd frame."""
     if not is_packed(head):
         fault = wrong_type(head, "a packed archive") or "not a packed archive: it does not begin with a zstd frame"
         raise FormatError(fault if head else "the file is empty")
@@ -112,20 +112,20 @@ def _decompress_file(path: str, table: SeekTable, threads: int) -> Generator[Any
     file, _ = open_source(path)
     sizes = table.sizes
 
-    def start() -> Callable[[int], memoryview]:
+    def start_thread() -> Callable[[int], memoryview]:
         decompress = frame_decompressor(table)
 
         def work(i: int) -> memoryview:
-            lo, hi = table.packed_range(i)
-            frame, content = np.empty(hi - lo, np.uint8).data, np.empty(sizes[i], np.uint8).data
-            read_at(file.fileno(), frame, lo)
+            start, end = table.packed_range(i)
+            frame, content = np.empty(end - start, np.uint8).data, np.empty(sizes[i], np.uint8).data
+            read_at(file.fileno(), frame, start)
             decompress(i, frame, content)
             return content
 
         return work
 
     with file:
-        yield from map_ordered(start, range(len(sizes)), threads)
+        yield from map_ordered(start_thread, range(len(sizes)), threads)
 
 
 def _decompress_stream(reader: StreamReader) -> Generator[bytes, None, None]:

@@ -1,6 +1,6 @@
 """A record as instances of classes: a saved tree against annotations, arrays still views.
 
-Each annotation has a class in `leaves` or `containers` that fills it. An unknown class takes the values that
+Each annotation has a class in `leaves` or `containers` that builds its values. An unknown class takes the values that
 `isinstance` accepts, any other annotation every value. The name of a saved class matters only among members of a union.
 """
 
@@ -22,22 +22,22 @@ from zcrecord.codec.entries import ModuleKind
 from zcrecord.errors import UnsupportedError, located
 
 from . import containers, fields
-from .leaves import Array, FromValue, Instance, Number, OneOf, SavedModule, TorchClass, Want, plain
+from .leaves import Annotation, Array, FromValue, Instance, Number, OneOf, SavedModule, TorchClass, plain
 
 T = TypeVar("T")
 
-_KINDS: dict[Any, type[Want]] = {
+_BY_TYPE: dict[Any, type[Annotation]] = {  # exactly this type
     **dict.fromkeys((bool, int, float, complex), Number),
     **dict.fromkeys(containers.SEQUENCES, containers.Sequence),
     **dict.fromkeys(containers.MAPPINGS, containers.Dict),
     bytes: FromValue,
     np.ndarray: Array,
 }
-_BASES: dict[type, type[Want]] = {Enum: FromValue, PurePath: FromValue, np.generic: Number, object: Instance}
+_BY_BASE: dict[type, type[Annotation]] = {Enum: FromValue, PurePath: FromValue, np.generic: Number, object: Instance}
 
 
 def into(archive: Archive, kind: type[T]) -> T:
-    """Return an archive's record as a `kind`; arrays are views of it, only attributes are copied.
+    """Return an archive's record as a `kind`; arrays are views that keep its memory, only attributes are copied.
 
     Raises:
         MismatchError: a field is missing, or of another kind. UnsupportedError: nothing is loaded into such a `kind`.
@@ -50,12 +50,13 @@ def into(archive: Archive, kind: type[T]) -> T:
             raise UnsupportedError(fault)
         views = list(archive.views())
         check_blobs(archive)
-        tree = unflatten.unflatten(archive.index, 0, views.__getitem__, archive.payload, _module)
-        instance: T = _reader_of(hint).build(tree, "")
+        tree = unflatten.unflatten(archive.index, 0, views.__getitem__, archive.payload, _build_module)
+        instance: T = _annotation_of(hint).build(tree, "")
         return instance
 
 
-def _module(kind: int, type_name: str, items: list[tuple[str, Any]]) -> Any:
+def _build_module(kind: int, type_name: str, items: list[tuple[str, Any]]) -> Any:
+    """Return a saved module as a SavedModule, or as the value that its type's name stands for, such as a complex."""
     if kind == ModuleKind.OBJECT and type_name.startswith("zcr:"):
         value = conventions.value_of_object(type_name, [(key, plain(item)) for key, item in items])
         if value is not conventions.ABSENT:
@@ -63,27 +64,28 @@ def _module(kind: int, type_name: str, items: list[tuple[str, Any]]) -> Any:
     return SavedModule(kind, type_name, dict(items))
 
 
-def _reader_of(hint: Any) -> Want:
+def _annotation_of(hint: Any) -> Annotation:
+    """Return the Annotation of a type hint, one object for equal hints; UnsupportedError if it cannot be read."""
     try:
         hash(hint)
     except TypeError:  # it has something in it that is no type
-        return _make_reader(hint)
-    return _remembered(hint)
+        return _make_annotation(hint)
+    return _cached_annotation(hint)
 
 
-def _make_reader(hint: Any) -> Want:
-    """Return the reader of an annotation; its parts are read when first used, since types may hold themselves."""
+def _make_annotation(hint: Any) -> Annotation:
+    """Return a new Annotation of a type hint; its parts are made when first used, since types may hold themselves."""
     hint = type(None) if hint is None else fields.bare(hint)
     if isinstance(hint, str | ForwardRef) or hint is Self:
         raise UnsupportedError(f"the annotation {hint!r} cannot be read where it stands; name the class itself")
-    return _class_of(hint)(hint, _reader_of)
+    return _class_of(hint)(hint, _annotation_of)
 
 
-_remembered = lru_cache(maxsize=1024)(_make_reader)  # so that classes made while running can go
+_cached_annotation = lru_cache(maxsize=1024)(_make_annotation)  # bounded: classes made while running can go
 
 
-def _class_of(hint: Any) -> type[Want]:
-    """Return the class of wants that reads an annotation."""
+def _class_of(hint: Any) -> type[Annotation]:
+    """Return the subclass of Annotation that builds the values of a type hint."""
     origin = get_origin(hint)
     kind = origin or hint
     if origin in (Union, types.UnionType):
@@ -91,11 +93,11 @@ def _class_of(hint: Any) -> type[Want]:
     if origin is Literal:
         return OneOf
     if not isinstance(kind, type) or kind in (Any, object):  # Any is a class, too
-        return Want
+        return Annotation
     if fields.field_reader(kind):
         return containers.Class
-    if kind in _KINDS:
-        return _KINDS[kind]
+    if kind in _BY_TYPE:
+        return _BY_TYPE[kind]
     if kind.__module__.partition(".")[0] == "torch" and kind.__name__ not in ("dtype", "device"):
         return TorchClass
-    return next(want for base, want in _BASES.items() if issubclass(kind, base))
+    return next(annotation for base, annotation in _BY_BASE.items() if issubclass(kind, base))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum
 from types import UnionType
@@ -45,26 +45,26 @@ class SavedModule:
         """True if its keys are names, and not numbers of places."""
         return not self.is_sequence or bool(self.type_name)
 
-    def keys_of(self, items: dict[str, Any]) -> list[str | int]:
+    def saved_keys(self, items: dict[str, Any]) -> list[str | int]:
         """Return the keys of its items as they were saved: those of a NUMBERED module may be integers."""
         return list(map(conventions.key_of_text, items) if self.kind == ModuleKind.NUMBERED else items)
 
 
 def plain(value: Any) -> Any:
-    """Return a value as `Record.tree` has it; only modules are made anew."""
+    """Return a value as `Record.tree` has it: saved modules become mappings, lists and so on, all else stays."""
     if not isinstance(value, SavedModule):
         return value
     return unflatten.plain(value.kind, value.type_name, [(k, plain(v)) for k, v in value.items.items()])
 
 
-class Want:
-    """Tests and builds values of an annotation; `read` returns the Want of a part. This one takes anything."""
+class Annotation:
+    """Tests and builds the values of a type hint; `of_part` gives the Annotation of a part. This one takes anything."""
 
-    def __init__(self, hint: Any, read: Callable[[Any], Want]) -> None:
-        self.hint, self.read_hint = hint, read
+    def __init__(self, hint: Any, of_part: Callable[[Any], Annotation]) -> None:
+        self.hint, self.of_part = hint, of_part
 
     def rank(self, _value: Any, /) -> int:
-        """Return how well a value fits, NO if it does not; of a module's children only the keys count."""
+        """Return how well a value fits, from NO (0) to NAMED; of a module's children only the keys count."""
         return ANYTHING
 
     def fits(self, value: Any, /) -> bool:
@@ -75,9 +75,9 @@ class Want:
         """Build the instance of a value that lies at the path `where`; MismatchError if it does not fit."""
         if not self.rank(value):
             raise mismatch(where, self, value, self.advice(value))
-        return self.made(value)
+        return self.convert(value)
 
-    def made(self, value: Any, /) -> Any:
+    def convert(self, value: Any, /) -> Any:
         """Return the instance of a value that fits."""
         return plain(value)
 
@@ -86,10 +86,10 @@ class Want:
         return ""
 
     def __str__(self) -> str:
-        return spelled(self.hint)
+        return hint_text(self.hint)
 
 
-class Instance(Want):
+class Instance(Annotation):
     """An instance of a class, given as it is: str, None, memoryview, PackedTensor, ...; its own isinstance decides."""
 
     def rank(self, value: Any, /) -> int:
@@ -104,67 +104,68 @@ class Instance(Want):
         return "arrays come as np.ndarray, as they were saved" if isinstance(value, np.ndarray) else ""
 
 
-class Number(Want):
+class Number(Annotation):
     """bool, int, float or complex, or a scalar type of numpy: an attribute, or a tensor of rank 0."""
 
     def rank(self, value: Any, /) -> int:
         if type(value) is self.hint:
             return EXACT
         if not isinstance(value, np.ndarray):
-            fits = self.hint is float and type(value) is int and abs(value) <= sys.float_info.max
-            return CONVERTED if fits and float(value) == value else NO
+            in_range = self.hint is float and type(value) is int and abs(value) <= sys.float_info.max
+            return CONVERTED if in_range and float(value) == value else NO
         if issubclass(self.hint, np.generic):
             return CONVERTED if value.shape == () and issubclass(value.dtype.type, self.hint) else NO
-        floats = self.hint is float and "float" in value.dtype.name  # numpy gives those of ml_dtypes another kind
-        return ANYTHING if value.shape == () and (floats or value.dtype.kind in _NUMBERS[self.hint]) else NO
+        is_float = self.hint is float and "float" in value.dtype.name  # numpy gives those of ml_dtypes another kind
+        return ANYTHING if value.shape == () and (is_float or value.dtype.kind in _NUMBERS[self.hint]) else NO
 
-    def made(self, value: Any, /) -> Any:
+    def convert(self, value: Any, /) -> Any:
         if not isinstance(value, np.ndarray):
             return self.hint(value)
         return value[()] if issubclass(self.hint, np.generic) else value.item()
 
 
-class FromValue(Want):
+class FromValue(Annotation):
     """A class whose constructor takes the saved value: an Enum a member's value, a Path a str, bytes a view."""
 
-    def made(self, value: Any, /) -> Any:
+    def convert(self, value: Any, /) -> Any:
         if not issubclass(self.hint, Enum) and not isinstance(value, memoryview if self.hint is bytes else str):
             raise TypeError("bytes are made of a memoryview, a path of a str")
         return self.hint(bytes(value) if isinstance(value, memoryview) else plain(value))
 
     def rank(self, value: Any, /) -> int:
         try:
-            self.made(value)
+            self.convert(value)
         except (TypeError, ValueError):
             return NO
         return CONVERTED
 
     def __str__(self) -> str:
         if not issubclass(self.hint, Enum):
-            return "bytes" if self.hint is bytes else f"a str for {spelled(self.hint)}"
-        return f"{spelled(self.hint)} ({printable(', '.join(repr(m.value) for m in self.hint))})"
+            return "bytes" if self.hint is bytes else f"a str for {hint_text(self.hint)}"
+        return f"{hint_text(self.hint)} ({printable(', '.join(repr(m.value) for m in self.hint))})"
 
 
-class OneOf(Want):
+class OneOf(Annotation):
     """A Literal: one of its values, or its Enum member with that value."""
 
-    def _member(self, value: Any) -> list[Any]:
+    def _matching(self, value: Any) -> list[Any]:
+        """Return the Literal's values, or Enum members, that have this value; empty if none has."""
         value = bytes(value) if isinstance(value, memoryview) else value
         values = [(m.value if isinstance(m, Enum) else m, m) for m in get_args(self.hint)]
         return [member for known, member in values if type(known) is type(value) and known == value]
 
     def rank(self, value: Any, /) -> int:
-        return EXACT if self._member(value) else NO
+        return EXACT if self._matching(value) else NO
 
-    def made(self, value: Any, /) -> Any:
-        return self._member(value)[0]
+    def convert(self, value: Any, /) -> Any:
+        return self._matching(value)[0]
 
 
-class Array(Want):
+class Array(Annotation):
     """An ndarray, with the element types and the number of axes that the annotation gives, if any."""
 
-    def __init__(self, hint: Any, read: Callable[[Any], Want]) -> None:
-        super().__init__(hint, read)
+    def __init__(self, hint: Any, of_part: Callable[[Any], Annotation]) -> None:
+        super().__init__(hint, of_part)
         shape, dtype, *_ = [*get_args(hint), Any, Any]
         sizes = get_args(shape)
         self._axes = len(sizes) if get_origin(shape) is tuple and ... not in sizes else None
@@ -177,12 +178,12 @@ class Array(Want):
             return NO
         return EXACT if self._axes in (None, value.ndim) else NO
 
-    def made(self, value: Any, /) -> Any:
+    def convert(self, value: Any, /) -> Any:
         return value
 
     def advice(self, value: Any, /) -> str:
-        unpacks = isinstance(value, PackedTensor | StringTensor)
-        return f"annotate it {type(value).__name__}, whose unpack() gives an array" if unpacks else ""
+        is_view = isinstance(value, PackedTensor | StringTensor)
+        return f"annotate it {type(value).__name__}, whose unpack() gives an array" if is_view else ""
 
     def __str__(self) -> str:
         names = [t.__name__ for t in self._types if t is not np.generic]
@@ -191,14 +192,14 @@ class Array(Want):
 
 
 def _scalar_type(hint: Any) -> type:
-    """Return the scalar type that an annotation of elements names; numpy's for one of Python's."""
+    """Return the numpy scalar type of an annotation of elements, np.generic if it does not name a type."""
     kind = get_origin(bare(hint)) or bare(hint)
     if not isinstance(kind, type) or kind is Any:
         return np.generic
     return kind if issubclass(kind, np.generic) else np.dtype(kind).type
 
 
-class TorchClass(Want):
+class TorchClass(Annotation):
     """A class of torch, which no field is filled with."""
 
     def rank(self, _value: Any, /) -> int:
@@ -210,19 +211,19 @@ class TorchClass(Want):
         raise UnsupportedError(f"{fault}; {advice}", tensor=where or None)
 
 
-def mismatch(where: str, want: Want, value: Any, advice: str = "") -> MismatchError:
-    """Return the error for a value that does not fit, with advice what to do."""
+def mismatch(where: str, annotation: Annotation, value: Any, advice: str = "") -> MismatchError:
+    """Return the error for a value at the path `where` that does not fit; without advice it has a general one."""
     advice = advice or "annotate what is there, or save what is annotated"
-    return MismatchError(f"expected {want}, found {in_words(value)}; {advice}", tensor=where or None)
+    return MismatchError(f"expected {annotation}, found {in_words(value)}; {advice}", tensor=where or None)
 
 
 def in_words(value: Any) -> str:
-    """Return a value in words."""
+    """Describe a value for an error message: its kind, and its size or keys."""
     if isinstance(value, SavedModule) and not value.has_names:
         return f"a {'list' if value.kind == ModuleKind.LIST else 'tuple'} of {len(value.items)}"
     if isinstance(value, SavedModule):
         kind = f"a {printable(value.type_name)}" if value.type_name else "a mapping"
-        return f"{kind} with {keys_of(value.items)}" if value.items else f"{kind} that is empty"
+        return f"{kind} with {quote_keys(value.items)}" if value.items else f"{kind} that is empty"
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype.name}, shape {value.shape}"
     if isinstance(value, PackedTensor):
@@ -236,13 +237,13 @@ def in_words(value: Any) -> str:
     return "None" if value is None else f"{type(value).__name__} {printable(repr(value), 60)}"
 
 
-def keys_of(items: Any) -> str:
-    """Return keys as a list in words, cut short."""
-    keys = [f"'{printable(k, 60)}'" for k in list(items)[:_SHOWN]]
-    return ", ".join(keys) + (f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else "")
+def quote_keys(keys: Collection[str]) -> str:
+    """Return keys in quotes for an error message, at most `_SHOWN` of them and the number of the others."""
+    quoted = [f"'{printable(key, 60)}'" for key in list(keys)[:_SHOWN]]
+    return ", ".join(quoted) + (f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else "")
 
 
-def spelled(hint: Any) -> str:
-    """Return an annotation as it is written, without the modules' names."""
+def hint_text(hint: Any) -> str:
+    """Return a type hint as it is written in source, without the names of modules: "list[Layer]"."""
     text = hint.__name__ if isinstance(hint, type) else repr(hint)
     return "None" if hint is type(None) else re.sub(r"(?:\b\w+\.|<locals>\.)+(?=\w)", "", text)

@@ -27,7 +27,7 @@ _BAR = "{desc}: {percentage:3.0f}% of {total_fmt} tensors [{elapsed}<{remaining}
 
 @functools.cache
 def loader_class() -> Any:
-    """Return the class that vLLM makes a loader of; made on the first call, which imports vLLM's loaders."""
+    """Return the loader's class, a subclass of vLLM's DefaultModelLoader; the first call imports that, and makes it."""
     from vllm.model_executor.model_loader import DefaultModelLoader
 
     return type("ArchiveLoader", (ArchiveLoading, DefaultModelLoader), {"__doc__": ArchiveLoading.__doc__})
@@ -48,8 +48,9 @@ class ArchiveLoading(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not i
         self._options = weights.loader_options(load_config.model_loader_extra_config)
         self._verify = self._options.pop("verify", True)
         super().__init__(replace(load_config, model_loader_extra_config={}))  # vLLM's refuses options of others
-        self._opened: tuple[str, Record] | None = None
-        self._last: str | None = None  # the tensor that the model was given last
+        self._opened: Record | None = None  # the archive, during a load, and the model that it is of
+        self._opened_for: str | None = None
+        self._last_name: str | None = None  # of the tensor that the model was given last
 
     def download_model(self, model_config: Any) -> None:
         """Fetch the archives of a model of a hub; does nothing for a folder and for a URL, which is read later."""
@@ -57,7 +58,7 @@ class ArchiveLoading(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not i
             self._folder(model_config)
 
     def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> Any:
-        """Return the model, with its weights; embeddings are untied first if the archive has a head of its own."""
+        """Return the model with its weights; input and output embeddings are untied if the archive has both."""
         config = model_config.hf_config
         if getattr(config, "tie_word_embeddings", False) and self._weights.has_own_head(self._record(model_config)):
             # As vLLM does where it finds such a head in a .safetensors; once loaded, equal ones are tied again.
@@ -78,14 +79,14 @@ class ArchiveLoading(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not i
         try:
             super().load_weights(model, model_config)
         except Exception as error:
-            path = self._opened[1].path if self._opened else None
-            self._weights.check_mismatch(error, type(model).__name__, path, self._last)
+            path = self._opened.path if self._opened is not None else None
+            self._weights.check_mismatch(error, type(model).__name__, path, self._last_name)
             raise
         finally:
             self._opened = None
 
     def get_all_weights(self, model_config: Any, model: Any) -> Iterator[tuple[str, Any]]:
-        """Yield the archive's tensors by name, in saved order, and then those of a model's further files."""
+        """Yield (name, tensor) of the archive, in saved order, and then of the model's `secondary_weights`."""
         from tqdm.auto import tqdm
         from vllm.model_executor.model_loader.weight_utils import enable_tqdm
 
@@ -98,9 +99,10 @@ class ArchiveLoading(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not i
         tensors = self._weights.torch_weights(record, unused, verify=self._verify)
         quiet = not enable_tqdm(self.load_config.use_tqdm_on_load)
         bar = {"desc": "Loading zcrecord", "bar_format": _BAR, "mininterval": 2, "disable": quiet}
-        for self._last, tensor in tqdm(tensors, total=len(record), **bar):
-            yield self._last, tensor
-        self._last = None
+        for name, tensor in tqdm(tensors, total=len(record), **bar):
+            self._last_name = name
+            yield name, tensor
+        self._last_name = None
         for source in further:
             from vllm.config.utils import replace  # here, because few models have any
             from vllm.model_executor.model_loader import DefaultModelLoader
@@ -109,14 +111,15 @@ class ArchiveLoading(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not i
             yield from loader._get_weights_iterator(source)
 
     def _record(self, model_config: Any) -> Record:
-        """Return the opened archive; it is opened once for each load."""
-        if self._opened is None or self._opened[0] != model_config.model:
+        """Return the model's opened archive; `load_weights` lets go of it at its end."""
+        if self._opened is None or self._opened_for != model_config.model:
             folder = "" if "url" in self._options else self._folder(model_config)
-            self._opened = model_config.model, self._weights.open_weights(folder, **self._options)
-        return self._opened[1]
+            self._opened = self._weights.open_weights(folder, **self._options)
+            self._opened_for = model_config.model
+        return self._opened
 
     def _folder(self, model_config: Any) -> str:
-        """Return the model's folder, fetched if the model is one of a hub."""
+        """Return the path of the model's folder; fetches a model of a hub, its archives alone."""
         import os
 
         from vllm.model_executor.model_loader.weight_utils import download_weights_from_hf

@@ -37,22 +37,22 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def loader_options(config: Any) -> dict[str, Any]:
-    """Return the options in vLLM's `model_loader_extra_config`: `verify`, and those of the archive's URL, and the URL.
+    """Return vLLM's `model_loader_extra_config` as a checked dict: `verify`, and the archive's URL with its options.
 
     Raises:
         UnsupportedError: it has a key that is not known, a value of another type, or options of a URL without one.
     """
-    known = ", ".join(_KINDS)
+    known_keys = ", ".join(_KINDS)
     if not isinstance(config, Mapping):
-        raise UnsupportedError(f"{_EXTRA} takes a JSON object with {known}, not a {type(config).__name__}")
+        raise UnsupportedError(f"{_EXTRA} takes a JSON object with {known_keys}, not a {type(config).__name__}")
     for key, value in config.items():
         if key not in _KINDS:
-            raise UnsupportedError(f"{_EXTRA} has {printable(repr(key))}, which is not known; it takes {known}")
-        kind, fits = _KINDS[key]
-        if not fits(value):
-            raise UnsupportedError(f"{_EXTRA}: {key} is {kind}, not a {type(value).__name__}")
-    if "url" not in config and (of_url := [key for key in config if key not in ("trusted_keys", "verify")]):
-        raise UnsupportedError(f"{_EXTRA}: {', '.join(of_url)} without url; leave it out for an archive in the folder")
+            raise UnsupportedError(f"{_EXTRA} has {printable(repr(key))}, which is not known; it takes {known_keys}")
+        expected, is_valid = _KINDS[key]
+        if not is_valid(value):
+            raise UnsupportedError(f"{_EXTRA}: {key} is {expected}, not a {type(value).__name__}")
+    if "url" not in config and (unused := [key for key in config if key not in ("trusted_keys", "verify")]):
+        raise UnsupportedError(f"{_EXTRA}: {', '.join(unused)} without url; leave it out for an archive in the folder")
     return dict(config)
 
 
@@ -75,7 +75,7 @@ def has_own_head(record: Record) -> bool:
 def torch_weights(
     record: Record, unused: Callable[[str], bool] | None = None, *, verify: bool = True
 ) -> Iterator[tuple[str, Any]]:
-    """Yield (name, torch tensor), in saved order, except names for which `unused` returns True.
+    """Yield (name, torch tensor) of a record, in saved order, without names for which `unused` returns True.
 
     Tensors of a local archive lie on its mapping, read-only: the program reads only the parts that it copies, see
     `frameworks.torch_pages`. If the archive has checksums of blocks, the blocks that it reads are checked, else the
@@ -92,41 +92,47 @@ def torch_weights(
     _check_types(chosen, record.path)
     if is_url(record.path):  # of a catalogue, too, whose shards are remote
         yield from _fetch_weights(record, chosen)
-        return
-    infos = {info.name: info for info in chosen}
-    on_demand = record.archive.source.on_demand  # then pages cannot be asked for, and a batch of tensors is read
-    for batch in _batches(chosen) if on_demand else [set(infos)]:
+    elif record.archive.source.on_demand:  # its pages cannot be asked for
+        yield from _read_weights(record, chosen, verify=verify)
+    else:
+        infos = {info.name: info for info in chosen}
+        tensors = record.torch(names=lambda info: info.name in infos, writable=False)
+        for name in list(tensors):
+            check = _page_check(record, infos[name]) if verify else None
+            yield name, paged(tensors.pop(name), check)
+
+
+def _read_weights(record: Record, infos: list[TensorInfo], *, verify: bool) -> Iterator[tuple[str, Any]]:
+    """Yield (name, torch tensor) of a file on a network file system, which is read in batches."""
+    payload_nbytes = record.archive.index.payloads["nbytes"]
+    for batch in _batches(infos):
         tensors = record.torch(names=lambda info, batch=batch: info.name in batch, writable=False)
         for name in list(tensors):
-            if on_demand and verify:
-                _check_whole(record, infos[name])
-            check = _check_of(record, infos[name]) if verify and not on_demand else None
-            yield name, tensors.pop(name) if on_demand else paged(tensors.pop(name), check)
+            number = batch[name].payload
+            # A payload that tensors share is not checked: it would be hashed again for each of them.
+            if verify and number is not None and batch[name].nbytes == payload_nbytes[number]:
+                check_digest(record.archive.source.pieces(number), name)
+            yield name, tensors.pop(name)
 
 
-def _check_whole(record: Record, info: TensorInfo) -> None:
-    """Check a payload's digest if the tensor is all of it; a shared one would be hashed again for each tensor."""
-    if info.payload is not None and info.nbytes == record.archive.index.payloads["nbytes"][info.payload]:
-        check_digest(record.archive.source.pieces(info.payload), info.name)
-
-
-def _check_of(record: Record, info: TensorInfo) -> Callable[[Runs, bool], None] | None:
-    """Return the check of a tensor's pages, each block once; None if it has no bytes."""
+def _page_check(record: Record, info: TensorInfo) -> Callable[[Runs, bool], None] | None:
+    """Return a function for `paged` that checks pages of a tensor, each block once; None if it has no bytes."""
     pieces = [] if info.payload is None else record.archive.source.pieces(info.payload)
-    check = BlockCheck.of(pieces[0], info.name) if len(pieces) == 1 else None
+    block_check = BlockCheck.of(pieces[0], info.name) if len(pieces) == 1 else None
 
-    def check_pages(runs: Runs, whole: bool) -> None:
-        if check is not None:
+    def check_pages(runs: Runs, is_whole: bool) -> None:
+        if block_check is not None:
             for start, nbytes in runs:
-                check.pages(start, nbytes, request)
-        elif whole and info.nbytes == sum(piece.nbytes for piece in pieces):  # else more would be read, for the digest
+                block_check.pages(start, nbytes, request)
+        elif is_whole and info.nbytes == sum(piece.nbytes for piece in pieces):  # else the digest would need more reads
             check_digest(pieces, info.name)
-            pieces.clear()
+            pieces.clear()  # checked once
 
     return check_pages if pieces else None
 
 
 def _check_types(infos: list[TensorInfo], path: str | None) -> None:
+    """Raise UnsupportedError, with advice, for the first tensor that torch has no type for."""
     torch = import_torch()
     dtype_of = functools.cache(functools.partial(torch_dtype, torch))
     for info in infos:
@@ -140,6 +146,7 @@ def _check_types(infos: list[TensorInfo], path: str | None) -> None:
 
 
 def _fetch_weights(record: Record, infos: list[TensorInfo]) -> Iterator[tuple[str, Any]]:
+    """Yield (name, torch tensor) of an archive behind a URL, fetched in batches into memory of their own."""
     from zcrecord.loaders.torch import TorchLoader
 
     check_copies(record.archive, infos)
@@ -150,16 +157,16 @@ def _fetch_weights(record: Record, infos: list[TensorInfo]) -> Iterator[tuple[st
             yield name, tensors.pop(name)
 
 
-def _batches(infos: list[TensorInfo]) -> Iterator[set[str]]:
-    """Yield names of tensors to fetch together, in order: up to _BATCH bytes, or one larger tensor."""
-    batch: set[str] = set()
+def _batches(infos: list[TensorInfo]) -> Iterator[dict[str, TensorInfo]]:
+    """Yield tensors to read together, by name and in order: up to _BATCH bytes, or one larger tensor."""
+    batch: dict[str, TensorInfo] = {}
     nbytes = 0
     for info in infos:
         nbytes += info.nbytes
         if batch and nbytes > _BATCH:
             yield batch
-            batch, nbytes = set(), info.nbytes
-        batch.add(info.name)
+            batch, nbytes = {}, info.nbytes
+        batch[info.name] = info
     if batch:
         yield batch
 
@@ -169,8 +176,8 @@ def check_mismatch(error: Exception, model: str, path: str | None, tensor: str |
 
     `model` is the model's class; `tensor` is the one that it was given last, None if it had them all.
     """
-    about = isinstance(error, _ABOUT_WEIGHTS) or type(error) is RuntimeError
-    if about and not isinstance(error, RecordError):
+    is_about_weights = isinstance(error, _ABOUT_WEIGHTS) or type(error) is RuntimeError
+    if is_about_weights and not isinstance(error, RecordError):
         reason = printable(str(error) or type(error).__name__, 400)
         message = f"{model} does not take these weights: {reason}; config.json has to be of the model that was saved"
         raise MismatchError(message, path=path, tensor=tensor) from error

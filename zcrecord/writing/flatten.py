@@ -248,7 +248,7 @@ def as_tensor(value: Any, path: str) -> Any:
         raise UnsupportedError("a masked array; save .filled() and the mask as two tensors", tensor=path)
     try:
         native = isinstance(value, np.ndarray | np.generic)
-        array: Any = np.asarray(value) if native else interop.viewed(value)
+        array: Any = np.asarray(value) if native else interop.as_view(value)
         if isinstance(array, interop.DeviceTensor):
             return LazyTensor(array.kind, array.shape, lambda: _fetch(array, path), key=array.key)
         if native and array.dtype.kind in "UT":

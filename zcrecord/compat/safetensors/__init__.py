@@ -111,7 +111,7 @@ def load(data: Any, framework: str = "np", device: Any = "cpu") -> dict[str, Any
 
 
 def _safe_open_handle(f: Any, framework: str, device: Any = "cpu", *, backend: str = "mmap") -> safe_open:
-    """Open the file of a file object by its name; read a file object without a name to its end."""
+    """Open a file object: by its name if it has one, so from the start, else by reading it to its end."""
     if not hasattr(f, "read"):
         raise UnsupportedError(f"an open file is expected, not a {type(f).__name__}")
     name = getattr(f, "name", None)

@@ -100,7 +100,7 @@ class safe_open:  # noqa: N801  # the name people import
         return [info.name for info in sorted(self._record.infos(), key=lambda info: info.offset)]
 
     def metadata(self) -> dict[str, str] | None:
-        """Return the file's metadata, None if it has none; other values than text become JSON, bytes are left out."""
+        """Return the file's metadata, None if it has none; values other than text become JSON, bytes are left out."""
         texts = {key: _text(value) for key, value in self._record.metadata.items()}
         return {key: text for key, text in texts.items() if text is not None} or None
 
@@ -110,29 +110,29 @@ class safe_open:  # noqa: N801  # the name people import
             return self._record[name]
         if self._tensors is None and self._singles_left > 0:
             self._singles_left -= 1
-            tensor = self._single(name)
+            tensor = self._convert_one(name)
         else:
             if name not in self._record:
                 self._record.info(name)  # raises, with similar names
             try:
                 tensor = self._all_tensors()[name]
-            except UnsupportedError:  # about another tensor
+            except UnsupportedError:  # maybe about another tensor
                 self._singles_left = sys.maxsize
-                tensor = self._single(name)
+                tensor = self._convert_one(name)
         return tensor.to(self._device) if hasattr(tensor, "to") and not self._on_cpu else tensor
 
     def get_tensors(self) -> dict[str, Any]:
-        """Return all tensors by name, in saved order; tied ones are tied."""
+        """Return all tensors by name, in saved order; those tied in the file share memory."""
         if self._framework == "torch" and not self._on_cpu:
             return self._record.torch(device=self._device)
         return self._convert(self._record) if self._reads else dict(self._all_tensors())
 
     def get_slice(self, name: str) -> Slice:
-        """Return an object that slices one tensor: `f.get_slice("w")[:, 2:-1]`; TensorNotFoundError."""
+        """Return an object that slices one tensor: `f.get_slice("w")[:, 2:-1]`; TensorNotFoundError lists names."""
         return Slice(self, name)
 
     def read_box(self, name: str, box: Any) -> Any:
-        """Return a part of a tensor, of which only the rows are read; UnsupportedError if that cannot be done."""
+        """Return a box of a tensor, read by itself with backend "pread"; UnsupportedError if that cannot be done."""
         if not self._reads or self._framework == "jax" or not is_box(box):
             raise UnsupportedError("it is a part of the whole tensor")
         loader: Any = "read"
@@ -142,7 +142,8 @@ class safe_open:  # noqa: N801  # the name people import
             loader = TorchLoader(self._device or "cpu")
         return self._record.load_into(loader, name, slices={name: box})[name]
 
-    def _single(self, name: str) -> Any:
+    def _convert_one(self, name: str) -> Any:
+        """Return one tensor as the framework's, over the archive's memory; TensorNotFoundError lists similar names."""
         archive = self._record.archive
         number = archive.find(name)
         if number < 0:
@@ -204,8 +205,8 @@ class Slice:
             return self._file.read_box(name, index)
         tensor = self._file.get_tensor(name)
         try:
-            if not isinstance(tensor, np.ndarray) and hasattr(tensor, "at"):  # jax silently moves an index that is out
-                _ = np.broadcast_to(np.False_, shape)[index]  # of bounds to the end of its axis
+            if not isinstance(tensor, np.ndarray) and hasattr(tensor, "at"):  # of jax, which accepts any number
+                _ = np.broadcast_to(np.False_, shape)[index]  # numpy raises IndexError if it is out of bounds
             part = tensor[index]
         except (IndexError, TypeError, ValueError) as error:
             if isinstance(error, RecordError):
@@ -227,7 +228,7 @@ def on_cpu(device: Any) -> bool:
 
 
 def open_record(source: Any, *, backend: str = "mmap", writable: bool = True) -> Record:
-    """Return a record of an archive or a safetensors file, a path or bytes; if `writable`, its views may be written.
+    """Return the record of a file or of bytes; if `writable`, its views may be written, and the file stays as it is.
 
     Raises:
         FormatError: the source is neither. UnsupportedError: an unknown backend. SourceError: it cannot be read.
@@ -244,13 +245,13 @@ def write(tensors: Any, dest: Any, metadata: Any) -> None:
         SavingError: `tensors` is not a mapping of names to tensors, or `metadata` not a mapping of names to texts.
     """
     try:
-        _check(tensors, metadata)
+        _check_tensors(tensors, metadata)
         save_record(dict(tensors), dest, metadata=metadata or {})
     except UnsupportedError as error:
         raise SavingError(error.message, path=error.path, tensor=error.tensor) from error.__cause__
 
 
-def _check(tensors: Any, metadata: Any) -> None:
+def _check_tensors(tensors: Any, metadata: Any) -> None:
     """Raise UnsupportedError unless names are texts, values tensors, and metadata texts by texts."""
     if not isinstance(tensors, Mapping):
         raise UnsupportedError(f"a mapping from names to tensors is expected, not a {type(tensors).__name__}")
@@ -277,8 +278,9 @@ def write_bytes(tensors: Any, metadata: Any) -> bytes:
 
 
 def _text(value: Any) -> str | None:
-    """Return a metadata value as text or JSON; None if it has bytes."""
-    if any(isinstance(v, memoryview) for v in (value if isinstance(value, list | tuple) else [value])):
+    """Return a metadata value as text or JSON; None if it is, or holds, bytes."""
+    items = value if isinstance(value, list | tuple) else [value]
+    if any(isinstance(item, memoryview) for item in items):
         return None
     return value if isinstance(value, str) else json.dumps(value)
 

@@ -57,12 +57,12 @@ class TensorSpec:
             raise UnsupportedError(f"element type {self.dtype!r} is not known; {known} are")
         try:
             shape = list(map(operator.index, self.shape))
-            place = operator.index(self.data_ptr), operator.index(self.data_len)
+            address, length = operator.index(self.data_ptr), operator.index(self.data_len)
         except TypeError:
             values = self.shape, self.data_ptr, self.data_len
             raise UnsupportedError(f"shape, data_ptr and data_len are integers, not {values!r}") from None
-        if min(*shape, *place, 0) < 0 or len(shape) > MAX_RANK or max(*shape, place[1], 0) > MAX_ARCHIVE_SIZE:
-            raise UnsupportedError(f"no tensor has shape {shape}, data_ptr {place[0]} and data_len {place[1]}")
+        if min(*shape, address, length) < 0 or len(shape) > MAX_RANK or max(*shape, length, 0) > MAX_ARCHIVE_SIZE:
+            raise UnsupportedError(f"no tensor has shape {shape}, data_ptr {address} and data_len {length}")
         if self.dtype == FLOAT4_PAIRS and shape:
             shape[-1] *= 2
         object.__setattr__(self, "dtype", kind.safetensors or kind.name)
@@ -115,7 +115,7 @@ def deserialize(bytes: Any) -> list[tuple[str, dict[str, Any]]]:  # the name peo
         FormatError: the source is neither. UnsupportedError: a tensor of strings. LimitError: copies of tensors that
         share bytes would take far more memory than the source.
     """
-    out = []
+    tensors = []
     with open_record(bytes, writable=False) as record:
         check_copies(record.archive, record.infos())
         for name, view in record.items():
@@ -123,28 +123,29 @@ def deserialize(bytes: Any) -> list[tuple[str, dict[str, Any]]]:  # the name peo
                 fault = "strings have no bytes of elements; load it with zcrecord.load_record"
                 raise UnsupportedError(fault, tensor=name)
             data = bytearray(view.packed if isinstance(view, PackedTensor) else as_bytes(view))
-            out.append((name, {"dtype": dtype_name(view), "shape": list(view.shape), "data": data}))
-    return out
+            tensors.append((name, {"dtype": dtype_name(view), "shape": list(view.shape), "data": data}))
+    return tensors
 
 
 def _arrays(specs: Any) -> dict[str, Any]:
+    """Return tensors over the memory that TensorSpecs name, by name; UnsupportedError for other values."""
     if not isinstance(specs, Mapping):
         raise UnsupportedError(f"a mapping from names to TensorSpec is expected, not a {type(specs).__name__}")
     return {name: _array(name, spec) for name, spec in specs.items()}
 
 
 def _array(name: Any, spec: Any) -> Any:
-    """Return the memory at an address as a tensor, uncopied."""
+    """Return the memory at a TensorSpec's address as a tensor, uncopied, which does not keep it alive."""
     if not isinstance(spec, TensorSpec):
         raise UnsupportedError(f"a TensorSpec is expected, not a {type(spec).__name__}", tensor=str(name))
     kind = by_safetensors.get(spec.dtype) or by_name[spec.dtype]
-    need = nbytes(prod(spec.shape), kind.bits)
-    if spec.data_len != need:
-        fault = f"shape {spec.shape} of {spec.dtype} takes {need} bytes, data_len says {spec.data_len}"
+    size = nbytes(prod(spec.shape), kind.bits)
+    if spec.data_len != size:
+        fault = f"shape {spec.shape} of {spec.dtype} takes {size} bytes, data_len says {spec.data_len}"
         raise UnsupportedError(fault, tensor=str(name))
-    if need and not spec.data_ptr:
-        raise UnsupportedError(f"{need} bytes at address 0; is it on another device?", tensor=str(name))
-    memory: Any = (ctypes.c_ubyte * need).from_address(spec.data_ptr) if need else b""
+    if size and not spec.data_ptr:
+        raise UnsupportedError(f"{size} bytes at address 0; is it on another device?", tensor=str(name))
+    memory: Any = (ctypes.c_ubyte * size).from_address(spec.data_ptr) if size else b""
     octets = np.frombuffer(memory, np.uint8)
     if kind.packed:
         return PackedTensor(octets, kind, tuple(spec.shape))

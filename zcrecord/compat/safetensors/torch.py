@@ -111,48 +111,49 @@ def load_model(
 
 
 def _contiguous(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return tensors in C order, with their ties; other values stay as they are, and are refused later."""
-    out, contiguous = dict(state), {}
+    """Return tensors in C order, tied ones still tied; only others than C order are copied."""
+    tensors, copies = dict(state), {}
     for name, value in state.items():
+        # Sparse tensors and values that are no tensors are refused by `save_file`.
         if str(getattr(value, "layout", "")) == "torch.strided" and not value.is_contiguous():
-            key = _view(value)
-            if key not in contiguous:
-                contiguous[key] = value.contiguous()
-            out[name] = contiguous[key]
-    return out
+            key = _view_key(value)
+            if key not in copies:
+                copies[key] = value.contiguous()
+            tensors[name] = copies[key]
+    return tensors
 
 
-def _view(tensor: Any) -> tuple[Any, ...]:
+def _view_key(tensor: Any) -> tuple[Any, ...]:
     """Return a key that is equal for two tensors if they are the same view of memory; unique for empty tensors."""
     return tensor.device, tensor.data_ptr() or id(tensor), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
-def _unloaded_names(missing: Iterable[str], own: Mapping[str, Any], names: Iterable[str]) -> list[str]:
-    """Return the missing names whose memory does not lie in a loaded tensor."""
-    loaded: dict[Any, list[tuple[int, int]]] = {}
-    for name in names:
-        loaded.setdefault(_storage(own[name]), []).append(_extent(own[name]))
+def _unloaded_names(missing: Iterable[str], own: Mapping[str, Any], loaded: Iterable[str]) -> list[str]:
+    """Return the missing names of a module's tensors `own` whose memory does not lie in one of a loaded name."""
+    loaded_extents: dict[Any, list[tuple[int, int]]] = {}
+    for name in loaded:
+        loaded_extents.setdefault(_storage_key(own[name]), []).append(_extent(own[name]))
 
-    def covered(name: str) -> bool:
-        extents = loaded.get(_storage(own[name]), ()) if name in own else ()
+    def is_loaded(name: str) -> bool:
+        extents = loaded_extents.get(_storage_key(own[name]), ()) if name in own else ()
         start, end = _extent(own[name]) if extents else (0, 0)
         return any(low <= start and end <= high for low, high in extents)
 
-    return [name for name in missing if not covered(name)]
+    return [name for name in missing if not is_loaded(name)]
 
 
 def _untied_names(own: Mapping[str, Any], loaded: Mapping[str, Any], names: Iterable[str]) -> list[str]:
-    """Return the names that the module ties to an earlier one, but the file does not."""
+    """Return those of `names` that the module's tensors `own` tie to an earlier one, and the file's `loaded` do not."""
     first: dict[Any, str] = {}
-    ties = [(name, first.setdefault(_view(own[name]), name)) for name in names]
-    return [name for name, earlier in ties if name != earlier and _view(loaded[name]) != _view(loaded[earlier])]
+    ties = [(name, first.setdefault(_view_key(own[name]), name)) for name in names]
+    return [n for n, earlier in ties if n != earlier and _view_key(loaded[n]) != _view_key(loaded[earlier])]
 
 
 def _quote(names: Iterable[str]) -> str:
     return ", ".join(f'"{name}"' for name in sorted(names))  # torch's and safetensors' form: programs search for it
 
 
-def _storage(tensor: Any) -> tuple[Any, int]:
+def _storage_key(tensor: Any) -> tuple[Any, int]:
     return tensor.device, storage_ptr(tensor) or id(tensor)
 
 
@@ -204,18 +205,18 @@ def _is_complete(tensor: Any) -> bool:
 
 def _find_shared_tensors(state_dict: Mapping[str, Any]) -> list[set[str]]:
     """Return groups of names whose tensors overlap, directly or by others; tensors without memory are in no group."""
-    stored: dict[Any, list[str]] = {}
+    names_by_storage: dict[Any, list[str]] = {}
     for name, tensor in state_dict.items():
         if tensor.device.type != "meta" and storage_ptr(tensor) and storage_size(tensor):
-            stored.setdefault((*_storage(tensor), storage_size(tensor)), []).append(name)
+            names_by_storage.setdefault((*_storage_key(tensor), storage_size(tensor)), []).append(name)
     groups: list[set[str]] = []
-    for names in stored.values():
-        reached = -1
+    for names in names_by_storage.values():
+        group_end = -1
         for start, end, name in sorted((*_extent(state_dict[name]), name) for name in names):
-            if start >= reached:
+            if start >= group_end:
                 groups.append(set())
             groups[-1].add(name)
-            reached = max(reached, end)
+            group_end = max(group_end, end)
     return groups
 
 
@@ -234,23 +235,23 @@ def _remove_duplicate_names(
         RuntimeError: no tensor of a group covers its whole storage; safetensors raises the same.
     """
     preferred, discarded = set(preferred_names or ()), set(discard_names or ())
-    out: dict[str, list[str]] = {}
+    duplicates: dict[str, list[str]] = {}
     for group in _find_shared_tensors(state_dict):
         complete = {name for name in group if _is_complete(state_dict[name])}
         if not complete:
             fault = "none of them is all of the memory that it is a view of; save clones of them"
             raise RuntimeError(f"{', '.join(sorted(group))}: {fault}")
         name = min(complete & preferred or complete - discarded or complete)
-        if rest := sorted(group - {name}):
-            out[name] = rest
-    return out
+        if len(group) > 1:
+            duplicates[name] = sorted(group - {name})
+    return duplicates
 
 
 def _types() -> dict[str, Any]:
-    """Return torch's dtypes by safetensors' names, without the dtypes of pairs."""
+    """Return torch's dtypes by safetensors' names, as far as this torch has them."""
     torch = import_torch()
-    pairs = ((name, kind.torch and getattr(torch, kind.torch, None)) for name, kind in by_safetensors.items())
-    return {name: dtype for name, dtype in pairs if dtype is not None}
+    dtypes = {name: kind.torch and getattr(torch, kind.torch, None) for name, kind in by_safetensors.items()}
+    return {name: dtype for name, dtype in dtypes.items() if dtype is not None}
 
 
 def _getdtype(dtype_str: str) -> Any:
