@@ -81,7 +81,7 @@ class Checkpoint:
     # Tensors.
 
     def type_of(self, i: int) -> tuple[DType, int, tuple[int, ...]]:
-        """Return element type, stored bits of an element and shape of a tensor; UnsupportedError for an unknown type."""
+        """Return element type, bits of an element and shape of a tensor; UnsupportedError for an unknown type."""
         if i not in self._types:
             row = self.row(i)
             if (kind := dtypes.by_code.get(row.dtype)) is None:
