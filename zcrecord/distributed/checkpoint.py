@@ -78,8 +78,6 @@ class Checkpoint:
         names = "\n".join(self.archive.source.file_names)
         return hashlib.sha256(names.encode() + self.archive.header.encode()).hexdigest()
 
-    # Tensors.
-
     def type_of(self, i: int) -> tuple[DType, int, tuple[int, ...]]:
         """Return element type, bits of an element and shape of a tensor; UnsupportedError for an unknown type."""
         if i not in self._types:
@@ -160,8 +158,6 @@ class Checkpoint:
         octets, start = archive.source.locate(row.payload)
         return octets, start + row.byte_offset
 
-    # Values that are no tensors.
-
     @cached_property
     def values(self) -> Mapping[str, tuple[int, int]]:
         """Values by name: the number of an attribute and of its module, or -1 and the number of an object's module."""
@@ -195,8 +191,6 @@ class Checkpoint:
 
     def _payload_bytes(self, number: int) -> bytes:
         return bytes(self.archive.payload(number))
-
-    # Paths.
 
     @property
     def planner_bytes(self) -> bytes | None:

@@ -102,10 +102,7 @@ class CheckpointFolder:
 
         The archives that the old catalogue named are removed after that, if they are known to be its own.
 
-        Args:
-            tree, kind: the catalogue's tables, and the kind of its digests.
-            archives: new names of the ranks' archives, each with the name of its scratch file.
-            version: the catalogue's version before the save.
+        `archives` has the scratch file of each new name, `version` is the catalogue's before the save.
 
         Raises:
             SourceError: another save has replaced the catalogue (DestinationExistsError: has created it) since it had

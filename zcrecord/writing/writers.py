@@ -243,16 +243,6 @@ class StreamWriter:
     header is sealed at the end. Before a pipe, payloads up to MOST_WAITING bytes wait until they are whole, and are not
     written if their SHA-256 equals an earlier one's; larger payloads are not deduplicated. The header stays unsealed,
     which readers of whole files accept.
-
-    Example:
-        >>> import io
-        >>> from zcrecord.storage.files import open_sink
-        >>> with open_sink(io.BytesIO()) as sink:
-        ...     out = StreamWriter(sink)
-        ...     out.begin(4)
-        ...     out.write(b"abcd")
-        ...     out.end()
-        0
     """
 
     def __init__(self, sink: Sink, *, alignment: int = 64, digest: str | None = "xxh3") -> None:
