@@ -88,7 +88,7 @@ def convert_one(job: Job) -> Outcome:
 
 
 def _run(job: Job) -> tuple[State, str, int]:
-    """Run a job; return state, error and bytes of the archive."""
+    """Run a job; return the fields of its Outcome: state, error and bytes of the archive."""
     model = Model(job.source, job.source_format, job.storage_options)
     model.note([model.name])
     if model.versions[model.name] == GONE:
@@ -113,7 +113,7 @@ def _run(job: Job) -> tuple[State, str, int]:
         raise
     except RecordError as error:
         model.check_same()  # raises if the file changed, which may be the reason
-        message = error.located(path=label(job.source)).describe(lambda _: "")  # no job has the argument
+        message = error.located(path=label(job.source)).describe(lambda _: "")  # advice on arguments helps no job
         write_refusal(job, stamp_of(job, model.versions), message)
         return "refused", message, 0
     if refusal is not None:
@@ -126,20 +126,20 @@ def _convert(job: Job, model: Model, dest: Any) -> int:
     if not is_url(job.dest):
         with refusals(job.dest):
             os.makedirs(os.path.dirname(job.dest), exist_ok=True)
-    forward = job.source_format != "zcr" and FORMATS[job.source_format].streams
-    if is_url(job.source) and forward and not model.name.lower().endswith(".json"):
-        needs_files = ExternalDataError, UnsupportedError  # or it cannot be read forward
-        with contextlib.suppress(*needs_files), model.stream() as stream:
-            return _write(job, model, stream, dest)
+    is_one_stream = job.source_format != "zcr" and FORMATS[job.source_format].streams
+    if is_url(job.source) and is_one_stream and not model.name.lower().endswith(".json"):
+        # These errors tell that it has other files, or cannot be read forward: it is copied to a disk then.
+        with contextlib.suppress(ExternalDataError, UnsupportedError), model.stream() as stream:
+            return _convert_source(job, model, stream, dest)
     with model.on_disk() as path:
-        return _write(job, model, path, dest)
+        return _convert_source(job, model, path, dest)
 
 
-def _write(job: Job, model: Model, source: Any, dest: Any) -> int:
-    """Convert a source of the model to an archive with the model's stamp; return the archive's bytes."""
+def _convert_source(job: Job, model: Model, source: Any, dest: Any) -> int:
+    """Convert a model, as a path or a stream, to an archive with its stamp; return the archive's size in bytes."""
 
     def metadata() -> dict[str, str]:
-        model.check_same()
+        model.check_same()  # at the end, when all has been read
         return metadata_of(stamp_of(job, model.versions))
 
     report = formats.convert(
