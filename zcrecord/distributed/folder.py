@@ -173,10 +173,7 @@ class CheckpointPrefix(CheckpointFolder):
         self._remove(archives)
 
     def _remove(self, names: Iterable[str]) -> None:
-        """Remove archives of ranks that no catalogue in the folder names; none if a catalogue cannot be read.
-
-        A failure leaves files behind, but loses none, and is no error of the save.
-        """
+        """Remove archives of ranks that no catalogue in the folder names; none if one cannot be read. Never raises."""
         fs, path = uploads.connected(self.path, self._options)
         with contextlib.suppress(Exception):  # file systems raise exceptions of any class
             fs.invalidate_cache(path)

@@ -299,10 +299,7 @@ class _MetadataByName(ByName):
 
 
 def load_object(value: Any, name: str, path: str | None, allow_pickle: bool) -> Any:
-    """Return a value as it is, but a PickledValue unpickled: by torch's weights_only or, if allowed, without limits.
-
-    UnsupportedError, with the value's name and its file's path, if torch does not load it.
-    """
+    """Return a value, unpickled if it is a PickledValue; UnsupportedError if torch does not load it so."""
     if not isinstance(value, PickledValue):
         return value
     torch = import_torch()

@@ -104,10 +104,7 @@ class _Views:
         return has_nodes or isinstance(value, self._torch.Tensor | Mapping)
 
     def _tensor(self, like: Any, name: str) -> Any:
-        """Return a saved tensor in the form of `like`: plain, or a DTensor with this rank's part.
-
-        `like` itself if this rank has no part. MismatchError if it has another element type or shape.
-        """
+        """Return a saved tensor in the form of `like`: plain, or a DTensor with this rank's part (`like` if none)."""
         torch, checkpoint = self._torch, self._checkpoint
         i = self._lookup(checkpoint.tensors, name)
         kind, bits, elements = checkpoint.type_of(i)

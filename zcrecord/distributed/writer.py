@@ -129,11 +129,7 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
         self._close()
 
     def prepare_local_plan(self, plan: Any) -> Any:
-        """Make the folder; in the coordinator, check `overwrite`, and note the version of the catalogue to be replaced.
-
-        Raises:
-            DestinationExistsError: the folder has a checkpoint that is not to be overwritten.
-        """
+        """Make the folder; the coordinator notes the catalogue's version. DestinationExistsError if it has to stay."""
         folder = self._folder()
         folder.make()
         if self._is_coordinator:

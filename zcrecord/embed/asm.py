@@ -124,11 +124,8 @@ NOTES = """
 
 def files(plan: Plan, directory: str, *, section: str | None = None) -> dict[str, Iterable[bytes]]:
     """Return the files for a program in assembler: `.S`, `.inc` with constants, and the packed file if there is one."""
-    return {
-        f"{plan.stem}.S": source(plan, directory, section),
-        f"{plan.stem}.inc": equates(plan),
-        **packed_file(plan),
-    }
+    files = {f"{plan.stem}.S": source(plan, directory, section), f"{plan.stem}.inc": equates(plan)}
+    return {**files, **packed_file(plan)}
 
 
 def packed_file(plan: Plan) -> dict[str, Iterable[bytes]]:

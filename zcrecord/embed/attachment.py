@@ -215,10 +215,7 @@ def detach(
 
 
 def _parts(octets: memoryview, path: str) -> _Parts:
-    """Return program and attached archive of a file, by its last bytes.
-
-    UnsupportedError if it is only an archive; FormatError for a malformed one.
-    """
+    """Return program and attached archive of a file, by its last bytes; UnsupportedError if it is only an archive."""
     size, end = len(octets), unsigned_size(octets)
     if end < 2 * HEADER_SIZE or octets[end - HEADER_SIZE : end][: len(MAGIC)] != MAGIC:
         return _Parts(size, None, size, False)

@@ -222,10 +222,7 @@ def _report_of(planned: Plan, path: str, form: _Form, files: list[str]) -> Embed
 
 
 def out_of_place(lang: str, options: dict[str, Any]) -> str | None:
-    """Return the fault of the first wrong option: an unknown language, one it does not have, an unknown blob; or None.
-
-    `options` are arguments of `generate` by name; None and False are left out.
-    """
+    """Return the fault of the first argument of `generate` that is wrong for the language; None if all are right."""
     if lang not in LANGUAGES:
         return f"lang {lang!r} is not known; {', '.join(LANGUAGES)}"
     for name, value in options.items():

@@ -185,10 +185,7 @@ def item_alignment(dtype: DType) -> int:
 
 
 def record_of(source: Any) -> Record:
-    """Return the record of an archive that is a file of its own.
-
-    UnsupportedError if it is in memory, packed, split over files, or part of another file.
-    """
+    """Return the record of an archive; UnsupportedError unless it is one file of its own, and not packed."""
     record: Record
     if isinstance(source, Record):
         record = source

@@ -172,10 +172,7 @@ def _assembly_form(plan: Plan, directory: str, arguments: dict[str, str]) -> Ite
 
 
 def _macros(section: str, alignment: Iterable[str], prefix: str, *, elf: bool) -> list[str]:
-    """Return the lines of two assembler macros: one defines a symbol, the other names a part of one.
-
-    `alignment` are the directives that align a symbol, `prefix` is put before names.
-    """
+    """Return the lines of two assembler macros: one defines a symbol, one names a part; `prefix` goes before names."""
     attributes = [r".hidden \name", r".type \name, %object", r".size \name, \nbytes"] if elf else []
     out = [".macro zcr_at name, log2, nbytes", f".section {section}", *alignment]
     out += [rf".globl {prefix}\name", *attributes, rf"{prefix}\name:", ".endm"]

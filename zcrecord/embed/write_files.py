@@ -62,10 +62,7 @@ def make_folder(folder: str | os.PathLike[str]) -> None:
 
 
 def _is_generated(path: str) -> bool:
-    """Return True if a file was generated, or is empty: it has the marks, or is one of _BINARY beside a file with them.
-
-    SourceError if a file cannot be read.
-    """
+    """Return True if a file was generated, or is empty: it has the marks, or is one of _BINARY beside such a file."""
     folder, name = os.path.split(path)
     suffix = next((suffix for suffix in _BINARY if name.endswith(suffix)), None)
     try:

@@ -118,10 +118,7 @@ def plan(
 
 
 def _prefix(folder: str | os.PathLike[str], options: Mapping[str, Any], *, is_dest: bool = False) -> str:
-    """Return a prefix as a URL, or an absolute path, which is the same on every worker.
-
-    UnsupportedError for a source of an HTTP server; errors of `uploads.local_path` for a destination.
-    """
+    """Return a prefix as a URL, or an absolute path, the same on every worker; UnsupportedError for an HTTP source."""
     if isinstance(folder, str) and is_url(folder):
         if is_http(folder) and not is_dest:
             fault = "HTTP servers list no files; name the bucket behind it (s3://, gs://), a copy on a disk"
@@ -153,10 +150,7 @@ def _models(files: Mapping[str, int], source_format: str | None) -> dict[str, st
 
 
 def _targets(models: Mapping[str, str], source: str, dest: str) -> dict[str, str]:
-    """Return the path of each model below `source`, by that of its archive below `dest`.
-
-    NameCollisionError for two models with one archive, or a name that the archive's place cannot have.
-    """
+    """Return each model's path by that of its archive, both relative; NameCollisionError for names that collide."""
     out: dict[str, str] = {}
     for path in models:
         target = _split(path)[0] + ".zcr"

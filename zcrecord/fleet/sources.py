@@ -82,10 +82,7 @@ class Model:
         self._remote_files: dict[str, Any] = {}  # whose size is known
 
     def version(self, name: str) -> str | None:
-        """Return a file's version as it is now, GONE if it does not exist, None if the server gives no version.
-
-        SourceError if it cannot be read, or the model is not a regular file, which might be a pipe.
-        """
+        """Return a file's version as it is now, GONE if it does not exist, None if the server gives no version."""
         if not is_url(self._source):
             path = self._place_of(name)
             try:

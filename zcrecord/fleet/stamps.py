@@ -114,9 +114,8 @@ def _read_start(place: str, options: Mapping[str, Any]) -> bytes:
     """Return the first bytes of a refusal; none of a folder or a pipe, which would wait for its writer."""
     if is_url(place):
         return bytes(file_behind(place, options).start(_MOST_REFUSAL))
-    if os.path.exists(place) and not os.path.isfile(place):
-        return b""
-    return read_start(place, _MOST_REFUSAL)
+    is_special = os.path.exists(place) and not os.path.isfile(place)
+    return b"" if is_special else read_start(place, _MOST_REFUSAL)
 
 
 def write_refusal(job: Job, stamp: Stamp, error: str) -> None:

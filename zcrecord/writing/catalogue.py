@@ -161,10 +161,7 @@ class WholeRecord:
 
 
 def outline_of(entries: Entries, alignment: int, base: int, end: int) -> tuple[bytes, int]:
-    """Return the outline of a record as one archive, and that archive's size in bytes.
-
-    `base` is its base alignment, `end` the end of its payloads, from the first of them.
-    """
+    """Return the outline of a record as one archive, and its size; `end` is that of payloads, from the first one."""
     index = bytes(encode(entries))
     header = front_header(index, alignment, base, end)
     return header.encode() + index + header.encode(), header.archive_size

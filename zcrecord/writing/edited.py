@@ -218,10 +218,7 @@ def _plan_runs(stored: StoredArchive, used: Sequence[int]) -> tuple[list[_MovedR
 
 
 def _plan_header(old: Header, index: bytearray, base: int, end: int) -> tuple[Header, bytearray]:
-    """Return header and index; the index is padded if that keeps the payloads on their blocks.
-
-    `base` is the base alignment, `end` the payloads' end, from the first of them.
-    """
+    """Return header and index, padded if that keeps payloads on their blocks; `end` is that of the payloads."""
     start = old.payload_offset
     if not old.front:
         return back_header(index, old.alignment, base, start, start + end), index

@@ -121,10 +121,7 @@ def _rank(name: str, ranks: Mapping[str, int]) -> int:
 
 
 def children_of(value: Any, name: str) -> tuple[int | None, str, Iterable[tuple[str, Any]]]:
-    """Return a value as a module: its kind, None for other values, its class's name, and pairs of key and child.
-
-    Keys may still be invalid. `name` is for errors: UnsupportedError if a class cannot be saved.
-    """
+    """Return kind (None if it is no module), class name and (key, child) pairs; UnsupportedError for a bad key."""
     if type(value) is dict and set(map(type, value)) <= {str} and "" not in value:
         return ModuleKind.MAPPING, "", value.items()
     if isinstance(value, Mapping):
@@ -246,10 +243,7 @@ def refuse_key(key: Any, module: str) -> None:
 
 
 def as_tensor(value: Any, path: str) -> Any:
-    """Return a value as ndarray or tensor of this package; a device's as a LazyTensor, fetched when it is written.
-
-    Copies nothing but texts. UnsupportedError, with the name `path`, for a value or element type that is no tensor's.
-    """
+    """Return a value as ndarray or tensor of this package, a device's as a LazyTensor; UnsupportedError for others."""
     if isinstance(value, PackedTensor | StringTensor | LazyTensor):
         return value
     if isinstance(value, bytearray | memoryview | mmap.mmap):

@@ -307,10 +307,7 @@ def state_entries(names: Sequence[str], max_text: int = _BASE_BUDGET) -> Entries
 
 
 def _with_ancestors(names: list[str], max_text: int) -> tuple[dict[str, int], list[str]] | None:
-    """Number modules and their ancestors; return numbers by name, and the parents' names in that order.
-
-    None if all names together have more than `max_text` characters.
-    """
+    """Return numbers of modules and their ancestors by name, and parents' names; None if names are too long."""
     numbers, parents, level = {"": 0}, [""], names
     while level:
         new = [name for name in dict.fromkeys(level) if name not in numbers]

@@ -96,10 +96,7 @@ def chunks(source: SplitSource | Array) -> Iterator[Array]:
 
 
 def plan_sharing(tensors: list[Any]) -> PayloadPlan:
-    """Return a plan of the payloads of arrays and tensors, as `flatten.as_tensor` makes them.
-
-    Copies only what must be packed or byte-swapped; the plan keeps all other arrays alive.
-    """
+    """Return a plan of the payloads of arrays and tensors; copies only what must be packed or byte-swapped."""
     out = PayloadPlan(len(tensors))
     simple, raw = _simple_arrays(tensors, out)
     members: dict[Any, _Member] = {}
@@ -141,10 +138,7 @@ def _place_lazy(i: int, tensor: LazyTensor, out: PayloadPlan, sources: dict[Any,
 
 
 def _simple_arrays(tensors: list[Any], out: PayloadPlan) -> tuple[list[int], list[SplitSource | Array]]:
-    """Return numbers and bytes of the arrays that can be stored as they are; put their layouts into `out`.
-
-    Works by columns, since most tensors of most records are such arrays.
-    """
+    """Return numbers and bytes of the arrays that are stored as they lie; put their layouts into `out`. By columns."""
     all_arrays = set(map(type, tensors)) <= {np.ndarray}
     numbers = range(len(tensors)) if all_arrays else [i for i, t in enumerate(tensors) if type(t) is np.ndarray]
     arrays = tensors if all_arrays else [tensors[i] for i in numbers]

@@ -203,10 +203,7 @@ def renumber_payloads(entries: Entries, rows: Array) -> Array:
 def _write_sources(
     sink: Sink, sources: Sequence[SplitSource | Array], offsets: Array, sizes: Array, progress: Progress
 ) -> None:
-    """Write payloads at their offsets, with zeros between; join small ones, write large ones from their arrays.
-
-    Works on runs of small payloads without gaps, planned by columns: a loop over a million payloads would be slow.
-    """
+    """Write payloads at their offsets, zeros between: large ones from their arrays, runs of small ones joined."""
     ends = offsets + sizes
     gaps = offsets - np.concatenate((np.array([sink.position], np.uint64), ends[:-1]))
     is_alone = sizes >= np.uint64(_BATCH)  # written by itself, and a run of its own
@@ -442,11 +439,7 @@ class StreamWriter:
         return report_of(entries, header.archive_size)
 
     def verify_written(self, progress: Progress = lambda *_: None) -> None:
-        """Compare the finished archive, read back, with its digests, by several threads if it is in a file.
-
-        Raises:
-            IntegrityError: other bytes come back than were written. UnsupportedError: they went into a pipe.
-        """
+        """Read the archive back and compare its digests; IntegrityError if they differ, UnsupportedError for a pipe."""
         if not self._sink.can_rewind:
             raise UnsupportedError("bytes in a pipe cannot be read back; write to a file")
         done = 0
