@@ -98,11 +98,9 @@ class CheckpointFolder:
             self._removal = stack.pop_all()
 
     def commit(self, tree: dict[str, Any], kind: int, archives: Mapping[str, str], version: Any = None) -> None:
-        """Give the ranks' scratch files their names, and replace the catalogue.
+        """Give the ranks' scratch files, the values of `archives`, the names in its keys; replace the catalogue.
 
-        The archives that the old catalogue named are removed after that, if they are known to be its own.
-
-        `archives` has the scratch file of each new name, `version` is the catalogue's before the save.
+        The archives that the old catalogue, of this version, named are removed, if they are known to be its own.
 
         Raises:
             SourceError: another save has replaced the catalogue (DestinationExistsError: has created it) since it had
@@ -133,10 +131,7 @@ class CheckpointFolder:
 
 
 class CheckpointPrefix(CheckpointFolder):
-    """A folder behind a URL that checkpoints are saved to.
-
-    Its URL is of any kind that `storage.uploads` writes to, and raises the errors of `uploads.connected`.
-    """
+    """A folder behind a URL that checkpoints are saved to; made with the errors of `uploads.connected`."""
 
     def __init__(self, url: str, options: Mapping[str, Any] | None) -> None:
         super().__init__(url.rstrip("/"), durable=True)

@@ -54,17 +54,16 @@ class _ChunkTable:
 
 
 def _padded(boxes: Array, dims: int) -> Array:
-    """Return boxes with zeros for the dimensions that they lack."""
     return np.pad(boxes, ((0, 0), (0, dims - boxes.shape[1])))
 
 
 def join_reports(
     reports: Sequence[RankReport],
     planner_data: Any,
-    planner_bytes: bytes | None,
+    planner_bytes: Any,
     *,
     alignment: int,
-    digest: str | None,
+    digest: Any,
     save_id: str = "",
 ) -> dict[str, Any]:
     """Return the tables of a checkpoint's catalogue, joined from the reports of all ranks, as the tree of a record.

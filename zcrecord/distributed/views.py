@@ -166,5 +166,4 @@ class _Views:
 
 
 def _slice(tensor: Any, bounds: Bounds) -> Any:
-    """Return the view of a tensor within bounds, start and end of each dimension."""
     return tensor[tuple(slice(*ends) for ends in bounds)]

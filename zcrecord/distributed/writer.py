@@ -256,7 +256,6 @@ def _value_of(torch: Any, planner: Any, item: Any) -> Any:
 
 
 def _pickle(torch: Any, value: Any) -> PickledValue:
-    """Return an object as the bytes that torch.save gives."""
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return PickledValue(buffer.getvalue())

@@ -124,8 +124,8 @@ NOTES = """
 
 def files(plan: Plan, directory: str, *, section: str | None = None) -> dict[str, Iterable[bytes]]:
     """Return the files for a program in assembler: `.S`, `.inc` with constants, and the packed file if there is one."""
-    files = {f"{plan.stem}.S": source(plan, directory, section), f"{plan.stem}.inc": equates(plan)}
-    return {**files, **packed_file(plan)}
+    sources = {f"{plan.stem}.S": source(plan, directory, section), f"{plan.stem}.inc": equates(plan)}
+    return {**sources, **packed_file(plan)}
 
 
 def packed_file(plan: Plan) -> dict[str, Iterable[bytes]]:
@@ -161,9 +161,8 @@ def _symbol(constant: Constant, packed_size: int) -> str:
     macro = "zcr_constant"
     if constant.repacked:
         macro = "zcr_packed" if constant.offset + constant.nbytes < packed_size else "zcr_packed_last"
-    return (
-        f"{macro} {constant.identifier}, {constant.offset}, {constant.nbytes}, {constant.alignment.bit_length() - 1}\n"
-    )
+    log2 = constant.alignment.bit_length() - 1
+    return f"{macro} {constant.identifier}, {constant.offset}, {constant.nbytes}, {log2}\n"
 
 
 def symbol_to_end(name: str, offset: int, nbytes: int, alignment: int) -> str:
@@ -188,10 +187,7 @@ def sections(section: str | None) -> dict[str, str]:
     A section that ends in a dot gets each identifier added to it. Each ELF section is in a group of its own, so that a
     linker can drop unused ones although they have one name. (`unique` does the same, but only in binutils 2.35 and
     later.) Every linker script puts the default, `.rodata.`, into flash; a section that it does not name is left out,
-    or copied to RAM.
-
-    Raises:
-        UnsupportedError: a section cannot have that name.
+    or copied to RAM. UnsupportedError if a section cannot have that name.
     """
     name = ".rodata." if section is None else section
     if not _SECTION_NAME.fullmatch(name):

@@ -158,9 +158,9 @@ def _header(plan: Plan, form: Form, flash: bool) -> Iterator[bytes]:
         upper = constant.identifier.upper()
         out = f"\n/* {description(constant, placed=False)}: {_member(plan, constant)} */\n{dimensions(constant)}"
         if constant.place == "archive":
-            is_there = f"offsetof(struct {stem}_blob_at, {constant.local}) == {upper}_OFFSET"
+            condition = f"offsetof(struct {stem}_blob_at, {constant.local}) == {upper}_OFFSET"
             out += f"#define {upper}_OFFSET {constant.offset}\n"
-            out += f"typedef char {stem}_blob_check_{number}[{is_there} ? 1 : -1];\n"
+            out += f"typedef char {stem}_blob_check_{number}[{condition} ? 1 : -1];\n"
         yield out.encode()
     yield f"\n#ifdef __cplusplus\n}}\n#endif\n\n#endif /* {stem.upper()}_BLOB_H */\n".encode()
 
@@ -263,8 +263,7 @@ def _source(plan: Plan, directory: str, form: Form, section: str | None) -> Iter
 def _pieces(plan: Plan) -> Iterator[bytes]:
     """Yield the archive in pieces for literals: each ends in a zero byte, if there is one within _PIECE bytes.
 
-    C++ always stores a literal's final zero, so that it should be a zero of the archive. IntegrityError if the archive
-    was changed.
+    C++ always stores a literal's final zero: it should be one of the archive. IntegrityError if that was changed.
     """
     pending, nbytes_read = b"", 0
     with StreamReader(plan.archive) as reader:

@@ -64,10 +64,7 @@ _INLINE = """\
 def files(
     plan: Plan, directory: str, *, language: Language = "c", section: str | None = None
 ) -> dict[str, Iterable[bytes]]:
-    """Return the files for a C or C++ program: `.S`, `.h` or `.hpp`, and the packed file if there is one.
-
-    No pointer table, no initialiser, no run time: each tensor is a symbol with its type.
-    """
+    """Return the files for a C or C++ program: `.S`, `.h` or `.hpp`, and the packed file if there is one."""
     suffix, header = ("h", _header) if language == "c" else ("hpp", _cpp_header)
     return {
         f"{plan.stem}.S": source(plan, directory, section),

@@ -171,10 +171,7 @@ class _Form(NamedTuple):
 
 @contextlib.contextmanager
 def _untuned_copy(record: Record, folder: str, form: _Form) -> Iterator[str | None]:
-    """Yield the path of a scratch file with the archive's bytes from before it was tuned.
-
-    Yields None if the archive is not tuned, or the program does not contain the whole archive.
-    """
+    """Yield a scratch copy of the archive from before it was tuned; None if it is not tuned, or not needed whole."""
     archive = record.archive.root
     part = tuned.read_tuned(archive) if form.has_archive else None
     if part is None:
@@ -191,7 +188,6 @@ def _untuned_copy(record: Record, folder: str, form: _Form) -> Iterator[str | No
 
 
 def _pieces(path: str) -> Iterator[bytes]:
-    """Yield a file's bytes, a MiB at a time."""
     with open_source(path)[0] as file:
         yield from iter(lambda: file.read(_PIECE), b"")
 

@@ -129,10 +129,7 @@ def plan(
     name: str | None = None,
     alignment: int | None = None,
 ) -> Plan:
-    """Return an archive's tensors as constants; arguments and errors are those of `generate`.
-
-    A tensor's identifier does not depend on the selection. The plan keeps the archive's mapping alive.
-    """
+    """Return an archive's tensors as constants, and keep its mapping; arguments and errors are those of `generate`."""
     record = record_of(source)
     path, header, infos = str(record.archive.path), record.archive.header, list(record.infos())
     least_alignment = 1 if alignment is None else check_alignment(alignment)
@@ -164,16 +161,11 @@ def check_places(planned: Plan) -> None:
     alignment = planned.record.archive.header.alignment
     for constant in planned.constants:
         stored = max(payload_alignment(constant.nbytes, alignment), item_alignment(constant.dtype))
-        if (
-            constant.base is None
-            and constant.place == "archive"
-            and constant.alignment > stored
-            and constant.offset % constant.alignment
-        ):
-            text = f"its offset is not a multiple of {constant.alignment}; save the archive with that alignment"
-            raise UnsupportedError(
-                f"{text}, or have each tensor placed by itself", path=planned.archive, tensor=constant.name
-            )
+        in_archive = constant.base is None and constant.place == "archive"
+        if in_archive and constant.alignment > stored and constant.offset % constant.alignment:
+            advice = "save the archive with that alignment, or have each tensor placed by itself"
+            fault = f"its offset is not a multiple of {constant.alignment}; {advice}"
+            raise UnsupportedError(fault, path=planned.archive, tensor=constant.name)
 
 
 def item_alignment(dtype: DType) -> int:

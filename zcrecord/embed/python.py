@@ -92,9 +92,7 @@ def _module(plan: Plan) -> Iterator[bytes]:
     """Yield the module's source: names and types of the tensors, then the archive as a literal."""
     count = "1 tensor" if len(plan.constants) == 1 else f"{len(plan.constants)} tensors"
     title = f"{count} of an archive, {plan.nbytes} bytes without what is shared, as a Python constant."
-    tensors = "".join(
-        f"    {constant.name!a}: {(constant.dtype.name, constant.shape)!r},\n" for constant in plan.constants
-    )
+    tensors = "".join(f"    {c.name!a}: {(c.dtype.name, c.shape)!r},\n" for c in plan.constants)
     name = commented(os.path.basename(plan.archive))
     yield _MODULE.format(name=name, title=title, stem=plan.stem, tensors=tensors).encode("ascii")
     for piece in _bytes(plan):

@@ -222,7 +222,6 @@ def _declaration(constant: Constant, value: str) -> str:
 
 
 def _string(text: str) -> str:
-    """Return a text as a string literal of Rust, in ASCII."""
     plain = (c if " " <= c <= "~" and c not in '"\\' else f"\\u{{{ord(c):x}}}" for c in text)
     return f'"{"".join(plain)}"'
 

@@ -95,8 +95,7 @@ def version_at(place: str, options: Mapping[str, Any]) -> Identity | str | None:
 def read_refusal(job: Job) -> tuple[Stamp, str] | None:
     """Read the refusal of a job's model: its stamp and error; None if the file is missing, or is no refusal.
 
-    A refusal that is malformed, or that another version of zcrecord wrote, has an empty stamp, which is current for no
-    model: it is converted again.
+    A malformed one, or one by another version of zcrecord, has an empty stamp, so that the model is converted again.
     """
     try:
         refusal = json.loads(_read_start(job.dest + _REFUSED, job.dest_storage_options))

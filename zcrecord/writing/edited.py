@@ -75,10 +75,7 @@ class EditedArchive(NamedTuple):
         return not self.added and old_index == self.encoded
 
     def write(self, sink: Sink, progress: Progress | None) -> int:
-        """Write the archive into an empty sink, which can rewind if values are lazy.
-
-        Returns the number of bytes that the file system cloned, without a copy.
-        """
+        """Write the archive into an empty sink, which can rewind if values are lazy; return the bytes cloned."""
         out = _PayloadOutput(sink, self.stored, self.header, progress)
         sink.write(_before_payloads(self.header, self.encoded))
         for run in self.runs:
@@ -232,6 +229,5 @@ def _plan_header(old: Header, index: bytearray, base: int, end: int) -> tuple[He
 
 
 def _before_payloads(header: Header, index: bytearray) -> bytes:
-    """Return an archive's bytes up to the first payload."""
     head = header.encode() + (index if header.front else b"")
     return head + bytes(header.payload_offset - len(head))

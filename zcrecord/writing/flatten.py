@@ -171,7 +171,6 @@ def _pytree_items(children: list[tuple[str, Any]], fields: dict[str, Any] | None
 
 
 def _is_plain(value: Any) -> bool:
-    """Return True if a value can be an attribute."""
     return (list_type(value) if isinstance(value, list | tuple) else value_type(value)) is not None
 
 

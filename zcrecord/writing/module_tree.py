@@ -135,10 +135,7 @@ class ModuleTreeBuilder:
         return self._make_module(above, ".".join(path), make) if number is None else number
 
     def _make_module(self, above: tuple[str, ...], name: str, make: bool = True) -> Any:
-        """Add the module with the path `above`, and its missing parents, for a child of the full name `name`.
-
-        Returns its number. Without `make`, only raises the errors, and returns None.
-        """
+        """Add the module `above`, with its parents, for a child of this full name; without `make`, only check that."""
         first = len(above)  # the number of keys of the first missing module
         while (parent := self._modules_by_path.get(above[: first - 1])) is None:
             first -= 1
