@@ -209,10 +209,7 @@ class Checkpoint:
         return {".".join(map(str, path)): path for path in self._bounded_paths(path for path in paths if path)}
 
     def check_planner_data(self, data: Any) -> None:
-        """Raise UnsupportedError if a planner's unpickled data would make planners build lists out of all proportion.
-
-        Planners do not check paths: a place in a list may be any number, even a float or a tensor.
-        """
+        """Raise UnsupportedError if a planner's unpickled data would make planners build lists of any length."""
         path_by_name = data if isinstance(data, dict) else {}
         paths = [path_by_name[name] for name in (*self.tensors, *self.values) if name in path_by_name]
         are_sequences = all(type(path) in (tuple, list) for path in paths)

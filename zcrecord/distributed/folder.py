@@ -48,7 +48,6 @@ class CheckpointFolder:
     """A local folder that checkpoints are saved to.
 
     Of two saves at one time the second fails: it finds that the catalogue is no longer the one that it is to replace.
-
     `scratch` is the name of this rank's archive until the commit; empty if it has its own name, or there is none. If
     `durable`, files and folder are fsynced, so that they survive power loss.
     """

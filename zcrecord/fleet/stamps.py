@@ -68,10 +68,7 @@ def _stamp_or_empty(stamp: Any) -> Stamp:
 
 
 def is_current(stamp: Stamp, job: Job, model: Model) -> bool:
-    """Return True if a stamp fits the job and the model's present files; looks up files until one has changed.
-
-    A model is never current if a server gives no version of one of its files.
-    """
+    """Return True if a stamp fits the job and the model's present files; never if a server gives no versions."""
     files, version = stamp.get("files", {}), model.versions[model.name]
     if version is None or files.get(model.name) != version or stamp_of(job, files) != stamp:
         return False

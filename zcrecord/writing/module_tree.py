@@ -59,9 +59,8 @@ class ModuleTreeBuilder:
     def tensor(self, path: Sequence[str], layout: TensorLayout, payload: int) -> None:
         """Add a tensor with the bytes of `payload`, a number that may still change in `payloads`.
 
-        Raises:
-            NameCollisionError: its name is taken. UnsupportedError: a key is empty or has NUL. LimitError: too deep, or
-                names of modules take far more than those of tensors.
+        NameCollisionError if its name is taken, UnsupportedError if a key is empty or has NUL, LimitError if it is too
+        deep, or names of modules take far more than those of tensors.
         """
         self.check_name(path)
         self.put(tuple(path[:-1]), ".".join(path), layout, payload)
