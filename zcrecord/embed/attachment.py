@@ -14,19 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from zcrecord.archive.archive import Verify, takes_one_file
+from zcrecord.codec import layout
 from zcrecord.codec.file_types import describe_data
-from zcrecord.codec.layout import (
-    ATTACHED_ALIGNMENT,
-    ATTACHED_SIZE,
-    HEADER_SIZE,
-    MAGIC,
-    align_up,
-    certificate_table,
-    decode_attached,
-    encode_attached,
-    locate,
-    unsigned_size,
-)
 from zcrecord.errors import Advice, FormatError, UnsupportedError, located
 from zcrecord.record.load import load_record
 from zcrecord.storage.files import Progress, check_destination, open_sink, path_of, refusals
@@ -143,8 +132,8 @@ def attach(
         parts = _parts(octets, path)
         _check_unsigned(octets, parts, path)
         _check_attachable(octets[: parts.program], path, force)
-        offset = align_up(parts.program + ATTACHED_SIZE, ATTACHED_ALIGNMENT)
-        note = bytes(offset - ATTACHED_SIZE - parts.program) + encode_attached(parts.program)
+        offset = layout.align_up(parts.program + layout.ATTACHED_SIZE, layout.ATTACHED_ALIGNMENT)
+        note = bytes(offset - layout.ATTACHED_SIZE - parts.program) + layout.encode_attached(parts.program)
         identity = memory.identity or ()
         replaces = identity if in_place else version
         with open_sink(out, durable=durable, like=(path, identity), replaces=replaces) as sink:
@@ -216,14 +205,14 @@ def detach(
 
 def _parts(octets: memoryview, path: str) -> _Parts:
     """Return program and attached archive of a file, by its last bytes; UnsupportedError if it is only an archive."""
-    size, end = len(octets), unsigned_size(octets)
-    if end < 2 * HEADER_SIZE or octets[end - HEADER_SIZE : end][: len(MAGIC)] != MAGIC:
+    size, end = len(octets), layout.unsigned_size(octets)
+    if end < 2 * layout.HEADER_SIZE or octets[end - layout.HEADER_SIZE : end][: len(layout.MAGIC)] != layout.MAGIC:
         return _Parts(size, None, size, False)
     with located(path=path):
-        _, _, start = locate(octets, "suffix")
+        _, _, start = layout.locate(octets, "suffix")
         if not start:
             raise UnsupportedError("this is an archive, not a program with one attached")
-        program_size = decode_attached(octets[:start])
+        program_size = layout.decode_attached(octets[:start])
     return _Parts(start if program_size is None else program_size, start, end, program_size is not None)
 
 
@@ -240,7 +229,7 @@ def _check_attachable(program: memoryview, path: str, force: bool) -> None:
     """Refuse a program that would not run as before; `force` accepts all but an empty file and an archive."""
     if not len(program):
         raise FormatError("the program is empty", path=path)
-    if program[: len(MAGIC)] == MAGIC:
+    if program[: len(layout.MAGIC)] == layout.MAGIC:
         raise UnsupportedError("this is a zcrecord archive, not a program", path=path)
     if not force and (reason := _objection(program)) is not None:
         fault, advice = f"nothing can be attached to this program: {reason}", Advice("{} attaches it", "force", True)
@@ -265,7 +254,7 @@ def _objection(program: memoryview) -> str | None:
         return "it is a script, whose interpreter would read on into the archive; leave the archive beside it"
     if _is_text(program):
         return "it is text, and no executable"
-    if (table := certificate_table(program)) is not None and table[1]:
+    if (table := layout.certificate_table(program)) is not None and table[1]:
         return "it has an Authenticode signature, which would no longer hold; attach first, then sign"
     if _is_signed_macho(program):
         return "it has a code signature, which would no longer hold; take it off, attach, and sign it again"

@@ -26,7 +26,7 @@ from .plan import Plan, plan, record_of
 from .write_files import make_folder, write
 
 Language = Literal["c", "cpp", "asm", "rust", "python"]
-BlobForm = Literal["incbin", "embed", "string"]
+BlobForm = blobs.Form
 
 LANGUAGES: dict[str, frozenset[str]] = {  # each with its options
     "c": frozenset({"alignment", "blob", "prefix", "reader", "section"}),
