@@ -88,8 +88,10 @@ def _run(job: Job) -> Outcome:
     if stamp and not job.force and stamps.is_current(stamp, job, model):
         return Outcome(job, "kept")
     refusal = stamps.read_refusal(job)
-    if refusal is not None and not job.force and stamps.is_current(refusal[0], job, model):
-        return Outcome(job, "refused", refusal[1])
+    if refusal is not None and not job.force:
+        refused_stamp, message = refusal
+        if stamps.is_current(refused_stamp, job, model):
+            return Outcome(job, "refused", message)
     if stamp == {} and not job.force:
         fault = "exists already, and no fleet wrote it; remove it, or force its replacement"
         return Outcome(job, "refused", str(DestinationExistsError(fault, path=label(job.dest))))

@@ -6,7 +6,7 @@ file of each payload and, where tensors are split, the box of each piece.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,14 +46,7 @@ def select_tensors(entries: Entries, chosen: Sequence[int]) -> Entries:
             module = entries.modules[module].parent
     modules = {number: entries.modules[number] for number in sorted(used)}
     module_ids = {old: new for new, old in enumerate(modules)} | {NONE: NONE}
-    children: dict[int, list[tuple[int, bool, int]]] = {}  # by parent: place, True for a tensor, and its number
-    for number, row in modules.items():
-        children.setdefault(row.parent, []).append((row.place, False, number))
-    for i in chosen:
-        children.setdefault(entries.parents[i], []).append((entries.places[i], True, i))
-    places: dict[tuple[bool, int], int] = {}  # the new ones, without the gaps that other children leave
-    for siblings in children.values():
-        places |= {(is_tensor, number): place for place, (_, is_tensor, number) in enumerate(sorted(siblings))}
+    places = _places_among(entries, modules, chosen)
     layouts = {old: new for new, old in enumerate(dict.fromkeys(entries.layout_ids[i] for i in chosen))}
     mapping: dict[str, Any] = {"kind": ModuleKind.MAPPING, "type_name": ""}
     return Entries(
@@ -69,6 +62,20 @@ def select_tensors(entries: Entries, chosen: Sequence[int]) -> Entries:
             for number, row in modules.items()
         ],
     )
+
+
+def _places_among(entries: Entries, modules: Iterable[int], chosen: Sequence[int]) -> dict[tuple[bool, int], int]:
+    """Return places without gaps, in the old order, by True for a tensor, False for a module, and the old number."""
+    children: dict[int, list[tuple[int, bool, int]]] = {}  # by parent: old place, and the key of the result
+    for number in modules:
+        row = entries.modules[number]
+        children.setdefault(row.parent, []).append((row.place, False, number))
+    for i in chosen:
+        children.setdefault(entries.parents[i], []).append((entries.places[i], True, i))
+    places: dict[tuple[bool, int], int] = {}
+    for siblings in children.values():
+        places |= {(is_tensor, number): place for place, (_, is_tensor, number) in enumerate(sorted(siblings))}
+    return places
 
 
 class PieceColumns(NamedTuple):
