@@ -109,11 +109,11 @@ def alignment_macro(stem: str) -> str:
 
 def assertions(plan: Plan) -> str:
     """Return checks that a C compiler's floating-point types have the archive's sizes; some small machines' differ."""
-    used = {_array_type(constant)[0] for constant in plan.constants if constant.nbytes}
+    elements = {_array_type(constant)[0] for constant in plan.constants if constant.nbytes}
     return "".join(
         f"typedef char {plan.stem}_check_{element}[sizeof({element}) == {nbytes} ? 1 : -1];\n"
         for element, nbytes in _FLOAT_SIZES.items()
-        if element in used
+        if element in elements
     )
 
 

@@ -102,14 +102,15 @@ def _module(plan: Plan) -> Iterator[bytes]:
 
 
 def _bytes(plan: Plan) -> Iterator[bytes]:
+    """Yield the constant's bytes, a MiB at a time: the archive, or a new one of the selected tensors."""
     archive = plan.record.archive
     if archive.whole and not plan.left_out:
         archive.fetch()
         for start in range(0, len(archive.buffer), _PIECE):
             yield bytes(archive.buffer[start : start + _PIECE])
         return
-    chosen = {constant.name for constant in plan.constants}
+    names = {constant.name for constant in plan.constants}
     with tempfile.TemporaryFile() as file:
-        save_record(plan.record.select(lambda info: info.name in chosen), file)
+        save_record(plan.record.select(lambda info: info.name in names), file)
         file.seek(0)
         yield from iter(lambda: file.read(_PIECE), b"")

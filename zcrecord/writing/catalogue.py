@@ -38,13 +38,13 @@ class WrittenShard(NamedTuple):
 
 def select_tensors(entries: Entries, chosen: Sequence[int]) -> Entries:
     """Return the entries of chosen tensors, by number, in their modules, which become mappings; without attributes."""
-    used = {0}
+    ancestors = {0}
     for i in chosen:
         module = entries.parents[i]
-        while module not in used:
-            used.add(module)
+        while module not in ancestors:
+            ancestors.add(module)
             module = entries.modules[module].parent
-    modules = {number: entries.modules[number] for number in sorted(used)}
+    modules = {number: entries.modules[number] for number in sorted(ancestors)}
     module_ids = {old: new for new, old in enumerate(modules)} | {NONE: NONE}
     places = _places_among(entries, modules, chosen)
     layouts = {old: new for new, old in enumerate(dict.fromkeys(entries.layout_ids[i] for i in chosen))}

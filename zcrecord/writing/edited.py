@@ -171,25 +171,25 @@ def plan_edited(
     used = sorted({*staying, *(number for number in numbers if number < stored_count)})
     offsets = np.zeros(stored_count + len(sources), np.uint64)
     runs, offsets[used], end = _plan_runs(stored, used)
-    new_sources = [s for s, number in enumerate(numbers) if number == stored_count + s]
-    alignments = [payload_alignment(sources[s].nbytes, old.alignment) for s in new_sources]
+    new_sources = [i for i, number in enumerate(numbers) if number == stored_count + i]
+    alignments = [payload_alignment(sources[i].nbytes, old.alignment) for i in new_sources]
     base = max([old.base_alignment, *alignments])
     phase = old.payload_offset % base  # the first payload may move, by multiples of `base`
-    for s, alignment in zip(new_sources, alignments, strict=True):
+    for i, alignment in zip(new_sources, alignments, strict=True):
         start = align_up(phase + end, alignment) - phase
-        offsets[stored_count + s] = start
-        end = start + sources[s].nbytes
+        offsets[stored_count + i] = start
+        end = start + sources[i].nbytes
     rows["offset"] = offsets[[*staying, *numbers]]
     order = renumber_payloads(entries, rows)
     new_rows = {old_row: row for row, old_row in enumerate(order.tolist())}
-    for s, source in enumerate(sources):
+    for i, source in enumerate(sources):
         if isinstance(source, LazyTensor) and entries.digest_kind:  # until its digest is known
-            entries.payload_rows["digest"][new_rows[stay_count + s]] = s  # distinct, so that each has room in the index
-            checksums[s, source.nbytes] = bytes(8 * -(-source.nbytes // SUMMED))
+            entries.payload_rows["digest"][new_rows[stay_count + i]] = i  # distinct, so that each has room in the index
+            checksums[i, source.nbytes] = bytes(8 * -(-source.nbytes // SUMMED))
     if checksums or stored.blocks.block:
         add_blocks(entries, checksums)
     header, index = _plan_header(old, encode(entries), base, end)
-    added = [(int(offsets[stored_count + s]), sources[s], new_rows[stay_count + s]) for s in new_sources]
+    added = [(int(offsets[stored_count + i]), sources[i], new_rows[stay_count + i]) for i in new_sources]
     return EditedArchive(stored, header, entries, index, runs, added, checksums)
 
 

@@ -78,7 +78,7 @@ class _Run:
 
 
 class _Member(NamedTuple):
-    """One distinct array with bytes: its addresses, and how it may be stored."""
+    """One distinct array with bytes: its addresses [lo, hi), and how it may be stored."""
 
     array: Array
     kind: DType
@@ -173,8 +173,8 @@ def _layout_ids(element_types: list[Any], shapes: list[Any], out: PayloadPlan) -
 
 def _overlapping(raw: list[Any], members: list[_Member]) -> Array:
     """Return for each C-order array in `raw` whether it overlaps another one or a member."""
-    lo = np.array([*addresses(raw), *(m.lo for m in members)], np.int64)
-    hi = np.array([*(array.nbytes for array in raw), *(m.hi - m.lo for m in members)], np.int64) + lo
+    lo = np.array([*addresses(raw), *(member.lo for member in members)], np.int64)
+    hi = np.array([*(array.nbytes for array in raw), *(member.hi - member.lo for member in members)], np.int64) + lo
     order = np.argsort(lo, kind="stable")
     end_so_far = np.maximum.accumulate(hi[order])
     overlaps_earlier = lo[order][1:] < end_so_far[:-1]
@@ -231,22 +231,22 @@ def _fills_extent(array: Array) -> bool:
 
 def _overlapping_groups(members: list[_Member]) -> list[list[_Member]]:
     """Return members by memory, sorted by address: groups that do not overlap one another. Sorts the list itself."""
-    members.sort(key=lambda m: (m.lo, -m.hi))
+    members.sort(key=lambda member: (member.lo, -member.hi))
     groups: list[list[_Member]] = []
     end = -1
-    for m in members:
-        if m.lo >= end:
+    for member in members:
+        if member.lo >= end:
             groups.append([])
-        groups[-1].append(m)
-        end = max(end, m.hi)
+        groups[-1].append(member)
+        end = max(end, member.hi)
     return groups
 
 
 def _without_bools(group: list[_Member]) -> list[list[_Member]]:
     """Return a group as it is, or its bools as a second group if other members have bytes that are not 0 or 1 (R72)."""
-    others = [m for m in group if m.kind is not _BOOL]
-    bools = [m for m in group if m.kind is _BOOL]
-    if not bools or all(int(part.max()) <= 1 for m in others for part in _octets(m.array)):
+    others = [member for member in group if member.kind is not _BOOL]
+    bools = [member for member in group if member.kind is _BOOL]
+    if not bools or all(int(part.max()) <= 1 for member in others for part in _octets(member.array)):
         return [group]
     return [others, bools]
 
@@ -261,56 +261,56 @@ def _octets(array: Array) -> Iterator[Octets]:
 def _place_group(group: list[_Member], out: PayloadPlan) -> None:
     """Make runs of the dense members of a group, place views inside them, and give the others payloads of their own."""
     runs: list[_Run] = []
-    alone = [m for m in group if m.alone]
-    for m in group:
-        if m.alone or not m.dense:
+    alone = [member for member in group if member.alone]
+    for member in group:
+        if member.alone or not member.dense:
             continue
-        if not runs or m.lo >= runs[-1].hi:
-            runs.append(_Run(m.lo, m.hi, [m], len(out.sources)))
+        if not runs or member.lo >= runs[-1].hi:
+            runs.append(_Run(member.lo, member.hi, [member], len(out.sources)))
             out.sources.append(SplitSource([], 0))
-        elif (m.lo - runs[-1].lo) % m.array.itemsize == 0:
-            runs[-1].hi = max(runs[-1].hi, m.hi)
-            runs[-1].members.append(m)
+        elif (member.lo - runs[-1].lo) % member.array.itemsize == 0:
+            runs[-1].hi = max(runs[-1].hi, member.hi)
+            runs[-1].members.append(member)
         else:
-            alone.append(m)  # none of its elements starts where one of the run does
+            alone.append(member)  # none of its elements starts where one of the run does
     for run in runs:
         out.sources[run.source] = _run_source(run)
-        for m in run.members:
-            _place_view(m, out, run)
-    for m in group:
-        if not m.dense:
-            runs_before = bisect.bisect_right(runs, m.lo, key=lambda run: run.lo)  # runs ascend and are apart
-            if runs_before and _fits(m, runs[runs_before - 1]):
-                _place_view(m, out, runs[runs_before - 1])
+        for member in run.members:
+            _place_view(member, out, run)
+    for member in group:
+        if not member.dense:
+            runs_before = bisect.bisect_right(runs, member.lo, key=lambda run: run.lo)  # runs ascend and are apart
+            if runs_before and _fits(member, runs[runs_before - 1]):
+                _place_view(member, out, runs[runs_before - 1])
             else:
-                alone.append(m)
-    for m in alone:
-        _place_alone(m, out)
+                alone.append(member)
+    for member in alone:
+        _place_alone(member, out)
 
 
-def _fits(m: _Member, run: _Run) -> bool:
+def _fits(member: _Member, run: _Run) -> bool:
     """Return True if a view with gaps lies inside a run, and strides in whole elements describe it there."""
-    item = m.array.itemsize
-    start = address(m.array) - run.lo
-    is_aligned = start % item == 0 and all(stride % item == 0 for stride in m.array.strides)
-    return run.lo <= m.lo and m.hi <= run.hi and is_aligned and m.array.nbytes <= run.hi - run.lo
+    item = member.array.itemsize
+    start = address(member.array) - run.lo
+    is_aligned = start % item == 0 and all(stride % item == 0 for stride in member.array.strides)
+    return run.lo <= member.lo and member.hi <= run.hi and is_aligned and member.array.nbytes <= run.hi - run.lo
 
 
 def _run_source(run: _Run) -> SplitSource | Array:
     """Return the bytes of a run, each taken from the first member that has it; no copy."""
     pieces: list[Array] = []
     end = run.lo
-    for m in run.members:  # ascending by lo, and each overlaps what came before it
-        if m.hi > end:
-            pieces.append(memory_order(m.array)[end - m.lo :])
-            end = m.hi
+    for member in run.members:  # ascending by lo, and each overlaps what came before it
+        if member.hi > end:
+            pieces.append(memory_order(member.array)[end - member.lo :])
+            end = member.hi
     return pieces[0] if len(pieces) == 1 else SplitSource(pieces, run.hi - run.lo)
 
 
-def _place_alone(m: _Member, out: PayloadPlan) -> None:
+def _place_alone(member: _Member, out: PayloadPlan) -> None:
     """Give a member a payload of its own, in C order; hold a copy for that only up to _MOST_CACHED bytes in all."""
-    array = m.array
-    out.put(m.tensors, TensorLayout(m.kind.code, m.kind.bits, m.shape), len(out.sources))
+    array = member.array
+    out.put(member.tensors, TensorLayout(member.kind.code, member.kind.bits, member.shape), len(out.sources))
     copied = 0 if array.flags.c_contiguous and array.dtype.isnative else array.nbytes
     if out.copied_bytes + copied <= _MOST_CACHED:
         out.copied_bytes += copied
@@ -319,14 +319,14 @@ def _place_alone(m: _Member, out: PayloadPlan) -> None:
         out.sources.append(SplitSource([array], array.nbytes))
 
 
-def _place_view(m: _Member, out: PayloadPlan, run: _Run) -> None:
+def _place_view(member: _Member, out: PayloadPlan, run: _Run) -> None:
     """Put a member into `out` as a view of a run's payload: all of it, or a part by offset and strides."""
-    layout = TensorLayout(m.kind.code, m.kind.bits, m.shape)
-    if (m.lo, m.hi) != (run.lo, run.hi) or not m.array.flags.c_contiguous:
-        item = m.array.itemsize
-        strides = tuple(s // item if dim > 1 else 0 for s, dim in zip(m.array.strides, m.shape, strict=True))
-        layout = layout._replace(byte_offset=address(m.array) - run.lo, strides=strides)
-    out.put(m.tensors, layout, run.source)
+    layout = TensorLayout(member.kind.code, member.kind.bits, member.shape)
+    if (member.lo, member.hi) != (run.lo, run.hi) or not member.array.flags.c_contiguous:
+        item = member.array.itemsize
+        strides = tuple(s // item if dim > 1 else 0 for s, dim in zip(member.array.strides, member.shape, strict=True))
+        layout = layout._replace(byte_offset=address(member.array) - run.lo, strides=strides)
+    out.put(member.tensors, layout, run.source)
 
 
 def layout_of(tensor: Any) -> TensorLayout:
