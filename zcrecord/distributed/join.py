@@ -60,10 +60,10 @@ def _padded(boxes: Array, dims: int) -> Array:
 def join_reports(
     reports: Sequence[RankReport],
     planner_data: Any,
-    planner_bytes: Any,
+    planner_bytes: bytes | None,
     *,
     alignment: int,
-    digest: Any,
+    digest: str | None,
     save_id: str = "",
 ) -> dict[str, Any]:
     """Return the tables of a checkpoint's catalogue, joined from the reports of all ranks, as the tree of a record.
@@ -71,7 +71,6 @@ def join_reports(
     Args:
         planner_data: DCP's: a dict from names to paths, None for a flat state dict, or anything of another planner.
         planner_bytes: `planner_data`, pickled, if it is of another planner; else None.
-
         save_id: an identifier of the save.
 
     Raises:
