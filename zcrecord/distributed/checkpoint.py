@@ -61,6 +61,7 @@ class Checkpoint:
         table = self.archive.source.piece_table()
         stored_pieces = 0 if table is None else len(table.file)
         self._piece_budget = _EXTRA_KEYS + len(names) + _NAMES_PER_PIECE * stored_pieces  # of the lists in _pieces
+        self._most_keys = self.archive.header.index_size + _EXTRA_KEYS  # of all paths, and of lists made of them
         self._corners: dict[Any, list[Any]] = {}  # first indices and sizes of boxes, by layout
         self.row, self.place = cache(self.archive.row), cache(self._place)
         self._types: dict[int, tuple[DType, int, tuple[int, ...]]] = {}
@@ -223,11 +224,6 @@ class Checkpoint:
         if fault:
             advice = "if you trust where it comes from, allow_pickle=True"
             raise UnsupportedError(f"metadata '{PLANNER_DATA}' has {fault}; {advice}", path=self.path)
-
-    @property
-    def _most_keys(self) -> int:
-        """Limit of the keys in all paths together, and in the lists that planners make of them."""
-        return self.archive.header.index_size + _EXTRA_KEYS
 
     def _bounded_paths(self, paths: Iterable[Path]) -> Iterator[Path]:
         """Yield the paths of which planners make lists of bounded length; a list is as long as its largest place says.

@@ -83,13 +83,9 @@ class StateTree:
 
     def value(self, path: Path, value: Any) -> None:
         """Add a value, one that `is_plain` or a PickledValue; errors are those of `ModuleTreeBuilder`."""
-        name = ".".join(map(str, path))
-
-        def add(keys: tuple[str, ...]) -> None:
-            if self._add_value(keys, value):
-                self.objects.append(name)
-
-        self._add(path, add)
+        is_module = self._add(path, lambda keys: self._add_value(keys, value))
+        if is_module:
+            self.objects.append(".".join(map(str, path)))
 
     def entries(self) -> Entries:
         """Return the entries, in which lists are modules of kind LIST; called once, at the end."""
@@ -104,19 +100,20 @@ class StateTree:
                 self.others.append(path)
         return entries
 
-    def _add(self, path: Path, add: Callable[[tuple[str, ...]], None]) -> None:
-        """Call `add` with the keys of a path; if the tree has no place for these, with its name as the only key."""
+    def _add(self, path: Path, add: Callable[[tuple[str, ...]], Any]) -> Any:
+        """Return `add(keys)` for the keys of a path, or its name as the only key if the tree has no place for them."""
         keys = tuple(map(str, path))
         try:
-            add(keys)
+            result = add(keys)
         except (NameCollisionError, LimitError, UnsupportedError):
             if len(keys) == 1:
                 raise
-            add((".".join(keys),))
+            result = add((".".join(keys),))
             self.others.append(path)
         else:
             if any(isinstance(key, int) for key in path):
                 self._with_places.append(path)
+        return result
 
     def _add_value(self, keys: tuple[str, ...], value: Any) -> bool:
         """Add a value at its keys; return True if it is a module, False if it is an attribute."""

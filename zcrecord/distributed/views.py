@@ -56,11 +56,12 @@ def load_views(
     torch = import_torch()
     checkpoint = Checkpoint(path, storage_options)
     try:
-        return _Views(torch, checkpoint, writable, allow_pickle).like(like)
+        views: dict[str, Any] = _Views(torch, checkpoint, writable, allow_pickle).value(like)
     except (SourceError, IntegrityError):
         if (newer := checkpoint.newer()) is None:  # a save may have removed archives of the one that it replaced
             raise
-        return _Views(torch, newer, writable, allow_pickle).like(like)
+        views = _Views(torch, newer, writable, allow_pickle).value(like)
+    return views
 
 
 _spec_of = attrgetter("_spec")  # by which torch's operations make a DTensor; from_local would work out another for each
@@ -76,18 +77,14 @@ class _Views:
         self._local_boxes: dict[Any, _Box | None] = {}  # by layout of a DTensor
         self._bases: dict[tuple[int, ...], Any] = {}  # by file and payload, so that tied tensors share a storage
 
-    def like(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the checkpoint's values in the structure of a state dict."""
-        return {key: self._value(value, (str(key),)) for key, value in state.items()}
-
-    def _value(self, value: Any, path: tuple[str, ...]) -> Any:
-        """Return what the checkpoint has at a path in the structure of `value`, a part of a state dict."""
-        if isinstance(value, self._torch.Tensor):
-            return self._tensor(value, ".".join(path))
-        if isinstance(value, Mapping):
-            return {key: self._value(item, (*path, str(key))) for key, item in value.items()}
-        if isinstance(value, list) and any(map(self._is_node, value)):
-            return [self._value(item, (*path, str(i))) for i, item in enumerate(value)]
+    def value(self, like: Any, path: tuple[str, ...] = ()) -> Any:
+        """Return what the checkpoint has at a path, in the structure of `like`, a state dict or a part of one."""
+        if isinstance(like, self._torch.Tensor):
+            return self._tensor(like, ".".join(path))
+        if isinstance(like, Mapping):
+            return {key: self.value(item, (*path, str(key))) for key, item in like.items()}
+        if isinstance(like, list) and any(map(self._is_node, like)):
+            return [self.value(item, (*path, str(i))) for i, item in enumerate(like)]
         name = ".".join(path)
         self._lookup(self._checkpoint.values, name)
         return load_object(self._checkpoint.value(name), name, self._checkpoint.path, self._allow_pickle)
