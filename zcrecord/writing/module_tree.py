@@ -138,19 +138,17 @@ class ModuleTreeBuilder:
         first = len(above)  # the number of keys of the first missing module
         while (parent := self._modules_by_path.get(above[: first - 1])) is None:
             first -= 1
-        module = name[: self._prefix_sizes[parent] + len(above[first - 1])]
-        is_taken = module in self._modules or module in self._names or module in self._attributes
-        if first == len(above) and not is_taken and len(module) < self._name_budget:  # the usual case
-            return self._add_module(parent, above, module) if make else None
+        missing = name[: self._prefix_sizes[parent] + len(above[first - 1])]
+        is_taken = missing in self._modules or missing in self._names or missing in self._attributes
+        if first == len(above) and not is_taken and len(missing) < self._name_budget:  # the usual case
+            return self._add_module(parent, above, missing) if make else None
         key_sizes = (len(key) + 1 for key in above[first - 1 :])
-        ends = list(itertools.accumulate(key_sizes, initial=self._prefix_sizes[parent]))[
-            1:
-        ]  # of missing ones in `name`
-        if self._kind_of_child(parent, module):
-            raise NameCollisionError("a tensor or an attribute has the name of this module; rename one", tensor=module)
+        _, *ends = itertools.accumulate(key_sizes, initial=self._prefix_sizes[parent])  # of missing modules, in `name`
+        if self._kind_of_child(parent, missing):
+            raise NameCollisionError("a tensor or an attribute has the name of this module; rename one", tensor=missing)
         if sum(ends) > self._name_budget + _BUDGET_FACTOR * (len(name) + 1):
-            most = f"{_BASE_BUDGET >> 20} MiB and {_BUDGET_FACTOR} times those of tensors"
-            raise LimitError(f"names of modules would take more than {most}; nest them less deeply", tensor=name)
+            limit = f"{_BASE_BUDGET >> 20} MiB and {_BUDGET_FACTOR} times those of tensors"
+            raise LimitError(f"names of modules would take more than {limit}; nest them less deeply", tensor=name)
         for end in ends:
             if name[: end - 1] in self._modules:
                 fault = "two keys with dots lead to this name of a module; rename one"
