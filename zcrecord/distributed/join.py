@@ -130,10 +130,8 @@ def _check_cover(tensors: Mapping[str, WholeTensor], chunks: _ChunkTable) -> Non
     for i, (name, tensor) in enumerate(tensors.items()):
         start, stop = chunks.first[i : i + 2].tolist()
         if prod(tensor.shape) and not tiles(chunks.origin[start:stop], chunks.extent[start:stop], tensor.shape):
-            message = (
-                f"the {stop - start} chunks that all ranks together saved of it do not cover its shape {tensor.shape}"
-            )
-            raise MismatchError(f"{message} once; save from every rank that has a part of it", tensor=name)
+            fault = f"the {stop - start} chunks that all ranks together saved of it do not cover its shape"
+            raise MismatchError(f"{fault} {tensor.shape} once; save from every rank that has a part of it", tensor=name)
 
 
 def _payloads(chunks: _ChunkTable, tensors: Sequence[WholeTensor]) -> tuple[Array, PieceColumns]:

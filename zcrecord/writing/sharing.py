@@ -69,12 +69,12 @@ class SplitSource(NamedTuple):
 
 @dataclass(slots=True)
 class _Run:
-    """Memory [lo, hi) that dense members cover without a gap, and the number of its source."""
+    """Memory [lo, hi) that dense members cover without a gap."""
 
     lo: int
     hi: int
     members: list[_Member]
-    source: int
+    source: int = -1  # its number in the plan, once it is placed
 
 
 class _Member(NamedTuple):
@@ -258,23 +258,29 @@ def _octets(array: Array) -> Iterator[Octets]:
     return map(as_bytes, array if array.ndim > 1 else array[None])
 
 
-def _place_group(group: list[_Member], out: PayloadPlan) -> None:
-    """Make runs of the dense members of a group, place views inside them, and give the others payloads of their own."""
+def _runs_of(group: list[_Member]) -> tuple[list[_Run], list[_Member]]:
+    """Return the runs of a group's dense members, ascending, and the members that need a payload of their own."""
     runs: list[_Run] = []
     alone = [member for member in group if member.alone]
     for member in group:
         if member.alone or not member.dense:
             continue
         if not runs or member.lo >= runs[-1].hi:
-            runs.append(_Run(member.lo, member.hi, [member], len(out.sources)))
-            out.sources.append(SplitSource([], 0))
+            runs.append(_Run(member.lo, member.hi, [member]))
         elif (member.lo - runs[-1].lo) % member.array.itemsize == 0:
             runs[-1].hi = max(runs[-1].hi, member.hi)
             runs[-1].members.append(member)
         else:
             alone.append(member)  # none of its elements starts where one of the run does
+    return runs, alone
+
+
+def _place_group(group: list[_Member], out: PayloadPlan) -> None:
+    """Put the members of a group into `out`: runs of dense ones, views inside these, and others by themselves."""
+    runs, alone = _runs_of(group)
     for run in runs:
-        out.sources[run.source] = _run_source(run)
+        run.source = len(out.sources)
+        out.sources.append(_run_source(run))
         for member in run.members:
             _place_view(member, out, run)
     for member in group:
