@@ -104,7 +104,7 @@ def flatten(record: Any) -> FlatRecord:
 
 
 def _state_of(value: Any) -> Mapping[str, Any] | None:
-    """Return the `state_dict()` of an object; None of one without this method. UnsupportedError if it is another's."""
+    """Return the `state_dict()` of an object, None of one without it; UnsupportedError if that is not by names."""
     if isinstance(value, type) or not callable(getattr(value, "state_dict", None)):
         return None
     state = value.state_dict()
@@ -146,7 +146,10 @@ def children_of(value: Any, name: str) -> tuple[int | None, str, Iterable[tuple[
     if state is not None:
         return ModuleKind.MAPPING, "", _nest(state).items()
     stand_in = conventions.object_of(value, name)
-    return (None, "", ()) if stand_in is None else (ModuleKind.OBJECT, stand_in[0], stand_in[1].items())
+    if stand_in is None:
+        return None, "", ()
+    type_name, children = stand_in
+    return ModuleKind.OBJECT, type_name, children.items()
 
 
 def _fields(value: Any) -> dict[str, Any] | None:
