@@ -216,15 +216,17 @@ class ModuleTreeBuilder:
     def _final_kinds(self) -> dict[int, tuple[int, str]]:
         """Return kinds and class names of all but plain mappings; a list without its keys in order is a mapping."""
         kinds = dict(self._kinds)
-        if any(kind in _ORDERED for kind in kinds.values()):
-            modules = zip(self._modules, self._module_parents, self._module_places, strict=True)
-            tensors = zip(self._names, self._parents, self._places, strict=True)
-            attributes = ((name, a.parent, a.place) for name, a in self._attributes.items())
-            for name, parent, place in itertools.chain(modules, tensors, attributes):
-                if kinds.get(parent) in _ORDERED:
-                    keys = self._keys.get(parent, ())
-                    if name[self._prefix_sizes[parent] :] != (keys[place] if place < len(keys) else str(place)):
-                        kinds[parent] = _MAPPING
+        if not any(kind in _ORDERED for kind in kinds.values()):
+            return kinds  # the usual case
+        modules = zip(self._modules, self._module_parents, self._module_places, strict=True)
+        tensors = zip(self._names, self._parents, self._places, strict=True)
+        attributes = ((name, a.parent, a.place) for name, a in self._attributes.items())
+        for name, parent, place in itertools.chain(modules, tensors, attributes):
+            if kinds.get(parent) in _ORDERED:
+                keys = self._keys.get(parent, ())
+                expected_key = keys[place] if place < len(keys) else str(place)
+                if name[self._prefix_sizes[parent] :] != expected_key:
+                    kinds[parent] = _MAPPING
         return kinds
 
 
