@@ -78,7 +78,7 @@ class _Views:
         self._bases: dict[tuple[int, ...], Any] = {}  # by file and payload, so that tied tensors share a storage
 
     def value(self, like: Any, path: tuple[str, ...] = ()) -> Any:
-        """Return what the checkpoint has at a path, in the structure of `like`, a state dict or a part of one."""
+        """Return the checkpoint's value at a path, in the structure of `like`, a state dict or a part of one."""
         if isinstance(like, self._torch.Tensor):
             return self._tensor(like, ".".join(path))
         if isinstance(like, Mapping):
@@ -90,7 +90,7 @@ class _Views:
         return load_object(self._checkpoint.value(name), name, self._checkpoint.path, self._allow_pickle)
 
     def _lookup(self, by_name: Mapping[str, Any], name: str) -> Any:
-        """Return what a mapping has for a name; TensorNotFoundError if it has nothing."""
+        """Return the item of a mapping by its name; TensorNotFoundError if it has none."""
         if name not in by_name:
             raise TensorNotFoundError(name, lambda: by_name, path=self._checkpoint.path)
         return by_name[name]
