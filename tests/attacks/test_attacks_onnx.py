@@ -156,7 +156,7 @@ def test_a_stream_has_no_folder_to_point_into(tmp_path: Path, monkeypatch: pytes
 
 
 def test_modules_nested_32_deep_always_have_room_for_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zcrecord.writing.module_tree._ROOM", 0)
+    monkeypatch.setattr("zcrecord.writing.module_tree._BASE_BUDGET", 0)
     form = TensorLayout(18, 32, (1,))
     for i in range(100):
         outline = ModuleTreeBuilder()

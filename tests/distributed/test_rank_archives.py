@@ -144,9 +144,9 @@ def test_metadata_are_made_for_the_names_that_are_loaded_alone(tmp_path: Path) -
     metadata = ZcrStorageReader(tmp_path).read_metadata()
     by_name = metadata.state_dict_metadata
     assert len(by_name) == 50 and "layers.3.weight" in by_name and "layers.50.weight" not in by_name
-    assert list(by_name)[:2] == ["layers.0.weight", "layers.1.weight"] and not by_name._made
+    assert list(by_name)[:2] == ["layers.0.weight", "layers.1.weight"] and not by_name._metadata
     found = by_name["layers.7.weight"]
-    assert found.size == torch.Size([160, 8]) and list(by_name._made) == ["layers.7.weight"]
+    assert found.size == torch.Size([160, 8]) and list(by_name._metadata) == ["layers.7.weight"]
     assert [chunk.offsets[0] for chunk in found.chunks] == list(range(0, 160, 4))
     assert metadata.planner_data["layers.7.weight"] == ("layers", 7, "weight") and len(metadata.planner_data) == 50
     for mapping in (by_name, metadata.planner_data):

@@ -202,7 +202,7 @@ def test_refusal_holds_until_something_changes(
         return real(source, *arguments, **options)
 
     monkeypatch.setattr(formats, "convert", convert)
-    monkeypatch.setattr("zcrecord.fleet.sources.Model._others", lambda *_: [])  # which finds the fault first
+    monkeypatch.setattr("zcrecord.fleet.sources.Model._referred_files", lambda *_: [])  # which finds the fault first
     if change is not None:
         change()
     [job, _] = plan("models", "out", durable=False, **options)

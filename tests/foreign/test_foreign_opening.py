@@ -591,7 +591,7 @@ def test_quantised_tensors_and_others_are_where_their_conversion_has_them(names:
 
 
 def test_names_of_modules_that_take_much_are_not_put_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module_tree, "_ROOM", 10)
+    monkeypatch.setattr(module_tree, "_BASE_BUDGET", 10)
     assert module_tree.state_entries(["abcd.efghi"]) is not None
     assert module_tree.state_entries(["abcd.efgh.i"]) is None
 

@@ -26,7 +26,7 @@ import numpy as np
 from tools.bench.harness import OURS, Promise, Row, Settings
 from tools.moto_server import serving_moto
 from tools.worker import ROOT, call_alone
-from zcrecord.fleet import Job, Outcome, conversion, convert_one, plan
+from zcrecord.fleet import Job, Outcome, convert_one, plan, stamps
 
 AREA = "fleet"
 COMMAND = "zcrecord convert --jobs 2"
@@ -63,7 +63,7 @@ def convert_or_die(job: Job) -> Outcome:
     if job.dest.endswith(DIES) and FLAG in os.environ:
         with contextlib.suppress(FileExistsError):
             os.close(os.open(os.environ[FLAG], os.O_CREAT | os.O_EXCL))
-            vars(conversion)["metadata_of"] = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+            vars(stamps)["metadata_of"] = lambda _: os.kill(os.getpid(), signal.SIGKILL)
     return convert_one(job)
 
 

@@ -29,19 +29,21 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f".{_MODULES[name]}", __name__), name)
-    globals()[name] = value = _over_torch(value) if name.startswith("Zcr") else value
+    if name.startswith("Zcr"):
+        value = _with_dcp_base(value)
+    globals()[name] = value  # so that this function is called once for each name
     return value
 
 
-def _over_torch(own: Any) -> Any:
-    """Return a class of ours over the base class of DCP, which is imported only now."""
+def _with_dcp_base(own: Any) -> Any:
+    """Return a subclass of a storage class of this package and of DCP's abstract one; imports torch."""
     from zcrecord.frameworks.torch import import_torch
 
     import_torch()
     import torch.distributed.checkpoint as dcp
 
-    base = getattr(dcp, own.__name__.removeprefix("Zcr"))
-    return type(own.__name__, (own, base), {"__doc__": own.__doc__, "__module__": __name__})
+    dcp_class = getattr(dcp, own.__name__.removeprefix("Zcr"))
+    return type(own.__name__, (own, dcp_class), {"__doc__": own.__doc__, "__module__": __name__})
 
 
 def __dir__() -> list[str]:

@@ -29,13 +29,13 @@ from .folder import catalogue_of
 from .join import OBJECTS, PATHS, PLANNER_DATA
 from .values import PICKLED, Path, PickledValue, path_from_text
 
-_UNNAMED = 1 << 16  # keys that lead to items of lists without a name, such as empty dicts
-_SHARED = 64  # names that each piece may have, on average
-_MOST_KEYS = 500  # of a path; planners go through the lists that they make of it by recursion
+_EXTRA_KEYS = 1 << 16  # in a small checkpoint: keys of paths to items of lists without a name, such as empty dicts
+_NAMES_PER_PIECE = 64  # on average, at most: tied tensors share their pieces
+_MOST_PATH_KEYS = 500  # planners go through the lists that they make of a path by recursion
 
 
 class StoredBox(NamedTuple):
-    """A piece of a tensor that lies in one archive: the tensor's number, the piece's, and the box of its elements."""
+    """A piece of a tensor in one archive: numbers of the tensor and of the piece; first index and size of its box."""
 
     tensor: int
     piece: int
@@ -44,20 +44,25 @@ class StoredBox(NamedTuple):
 
 
 class Checkpoint:
-    """A checkpoint that was opened: a folder, a catalogue or archive, or a URL of either."""
+    """An opened checkpoint: a folder, a catalogue or archive, or a URL of one of these.
+
+    `tensors` has the number of each tensor by name. Mappings live as long as this object or a view of them.
+    """
 
     def __init__(self, path: Any, storage_options: Mapping[str, Any] | None = None) -> None:
-        self._given, self._options = path, storage_options
+        self._location, self._options = path, storage_options
         record = load_record(catalogue_of(path), storage_options=storage_options)
         self.archive: Archive = record.archive
         self.path = record.path
         names = self.archive.names()
-        self.tensors: dict[str, int] = dict(zip(names, range(len(names)), strict=True))
+        self.tensors: dict[str, int] = {name: i for i, name in enumerate(names)}
         self.metadata: dict[str, Any] = record.metadata
         self._pieces: dict[int, list[StoredBox]] = {}
         table = self.archive.source.piece_table()
-        self._room = _UNNAMED + len(names) + (0 if table is None else _SHARED * len(table.file))
-        self._boxes: dict[Any, list[Any]] = {}
+        stored_pieces = 0 if table is None else len(table.file)
+        self._piece_budget = _EXTRA_KEYS + len(names) + _NAMES_PER_PIECE * stored_pieces  # of the lists in _pieces
+        self._most_keys = self.archive.header.index_size + _EXTRA_KEYS  # of all paths, and of lists made of them
+        self._corners: dict[Any, list[Any]] = {}  # first indices and sizes of boxes, by layout
         self.row, self.place = cache(self.archive.row), cache(self._place)
         self._types: dict[int, tuple[DType, int, tuple[int, ...]]] = {}
         self._paths: dict[int, Path] = {0: ()}
@@ -65,19 +70,17 @@ class Checkpoint:
 
     def newer(self) -> Checkpoint | None:
         """Return the checkpoint that a save has put in the place of this one; None if it is still there."""
-        current = Checkpoint(self._given, self._options)
+        current = Checkpoint(self._location, self._options)
         return None if current.identity == self.identity else current
 
     @property
     def identity(self) -> str:
-        """The same for no two checkpoints: each save has file names of its own."""
+        """A hash that differs between any two saves, since each save gives its files new names."""
         names = "\n".join(self.archive.source.file_names)
         return hashlib.sha256(names.encode() + self.archive.header.encode()).hexdigest()
 
-    # Tensors.
-
     def type_of(self, i: int) -> tuple[DType, int, tuple[int, ...]]:
-        """Return element type, stored bits and shape of a tensor, in elements."""
+        """Return element type, bits of an element and shape of a tensor; UnsupportedError for an unknown type."""
         if i not in self._types:
             row = self.row(i)
             if (kind := dtypes.by_code.get(row.dtype)) is None:
@@ -87,49 +90,58 @@ class Checkpoint:
         return self._types[i]
 
     def pieces(self, i: int) -> list[StoredBox]:
-        """Return the pieces of a tensor; none if it has no elements. FormatError unless they tile it.
+        """Return the pieces of a tensor, none if it has no elements; FormatError unless they tile it.
 
-        DCP makes lists of them for each name: a LimitError if tied tensors would have far more than there are pieces.
+        LimitError if tied tensors have far more pieces in all than are stored: DCP makes a list of them for each name.
         """
         if i not in self._pieces:
-            key: Any = i
-            row, table = self.row(i), self.archive.source.piece_table()
-            if table is not None and table.origin is not None and row.payload != NONE:
-                at = table.pieces(row.payload)
-                corners = (column[at.start : at.stop].tobytes() for column in (table.origin, table.extent))
-                key = (self.archive.shape(row), row.bits, *corners)
-            if key not in self._boxes:  # a model has few layouts, and whether boxes tile a tensor takes long to check
-                self._boxes[key] = [tuple(map(tuple, corners.tolist())) for corners in self.archive.boxes(i)]
-            self._room -= len(self._boxes[key][0])
-            if self._room < 0:
-                what = f"its tensors, most of them tied, have over {_SHARED} times the pieces that there are"
-                raise LimitError(f"{what}; load fewer of them at a time", path=self.path)
-            self._pieces[i] = [StoredBox(i, k, *box) for k, box in enumerate(zip(*self._boxes[key], strict=True))]
+            layout = self._piece_layout(i)
+            if layout not in self._corners:  # a model has few layouts, and the check that boxes tile a tensor is slow
+                self._corners[layout] = [tuple(map(tuple, corners.tolist())) for corners in self.archive.boxes(i)]
+            origins, extents = self._corners[layout]
+            self._piece_budget -= len(origins)
+            if self._piece_budget < 0:
+                fault = f"its tensors, most of them tied, have over {_NAMES_PER_PIECE} times the pieces that there are"
+                raise LimitError(f"{fault}; load fewer of them at a time", path=self.path)
+            boxes = zip(origins, extents, strict=True)
+            self._pieces[i] = [StoredBox(i, number, *box) for number, box in enumerate(boxes)]
         return self._pieces[i]
 
+    def _piece_layout(self, i: int) -> Any:
+        """Return a key that is equal for tensors of one shape that are split in the same way."""
+        row, table = self.row(i), self.archive.source.piece_table()
+        if table is None or table.origin is None or row.payload == NONE:
+            return i
+        pieces = table.pieces(row.payload)
+        corners = (column[pieces.start : pieces.stop].tobytes() for column in (table.origin, table.extent))
+        return self.archive.shape(row), row.bits, *corners
+
     def _place(self, box: StoredBox) -> tuple[int, int]:
-        """Return the file of a piece, by number, and its payload's number there: in this order they are read."""
-        number, table = self.row(box.tensor).payload, self.archive.source.piece_table()
+        """Return the number of a piece's file, and its payload's number there; in ascending order they are read."""
+        payload, table = self.row(box.tensor).payload, self.archive.source.piece_table()
         if table is None:
-            return 0, number
-        piece = table.pieces(number)[box.piece]
+            return 0, payload
+        piece = table.pieces(payload)[box.piece]
         return int(table.file[piece]), int(table.payload[piece])
 
     def open_files(self, boxes: Iterable[StoredBox]) -> None:
         """Open the archives that pieces lie in, and fetch the pieces of remote ones; they may be removed afterwards."""
         by_file: dict[int, list[int]] = {}
-        for file, number in sorted({self.place(box) for box in boxes}):
-            by_file.setdefault(file, []).append(number)
+        for file, payload in sorted({self.place(box) for box in boxes}):
+            by_file.setdefault(file, []).append(payload)
         source = self.archive.source
         source.open_files(by_file)
-        for file, numbers in by_file.items():
-            if file != NONE:
-                (source.file_archive(file) if source.file_names else self.archive).fetch(numbers)
+        for file, payloads in by_file.items():
+            if file != NONE:  # NONE: the catalogue itself, which is open
+                archive = source.file_archive(file) if source.file_names else self.archive
+                archive.fetch(payloads)
 
     def locate(self, box: StoredBox, archive: Archive | None = None, *, verify: bool = False) -> tuple[Any, int]:
-        """Return memory with a piece's bytes in C order, and their offset: the mapping, or that of a private `archive`.
+        """Return memory with a piece's bytes in C order, and the offset of the first one there.
 
-        Bytes of a tensor with strides are copied. `verify` compares the piece with its digest, the first time.
+        The memory is the mapping, or that of `archive`, a private view of this checkpoint's; a tensor with strides is
+        copied. With `verify` a piece is compared with its digest, the first time: IntegrityError if they differ. A
+        FormatError if the piece has another size than its box.
         """
         archive = archive or self.archive
         row = self.row(box.tensor)
@@ -147,44 +159,43 @@ class Checkpoint:
         octets, start = archive.source.locate(row.payload)
         return octets, start + row.byte_offset
 
-    # Values that are no tensors.
-
     @cached_property
     def values(self) -> Mapping[str, tuple[int, int]]:
-        """The names of values; of each its attribute's row, or -1 and its module's number."""
+        """Values by name: the number of an attribute and of its module, or -1 and the number of an object's module."""
         ix = self.archive.index
         check_full_names(ix, self.archive.header.index_size)
         check_blobs(self.archive)
-        names = list(map(ix.text_of, ix.modules))
+        module_names = list(map(ix.text_of, ix.modules))
+        modules = {name: number for number, name in enumerate(module_names)}
         objects = self.metadata.get(OBJECTS, [])
-        modules = dict(zip(names, range(len(names)), strict=True))
-        inside = np.zeros(len(names), bool)
+        is_in_object = np.zeros(len(module_names), bool)
         values: dict[str, tuple[int, int]] = {}
         for name in dict.fromkeys(objects) if isinstance(objects, list) else ():  # once: a module may hold millions
-            if m := modules.get(name):  # 0 is the record itself
-                inside[m : int(ix.modules["end"][m])] = True
-                values[name] = -1, m
+            if module := modules.get(name):  # 0 is the record itself
+                is_in_object[module : int(ix.modules["end"][module])] = True
+                values[name] = -1, module
         parents = ix.attributes["parent"].tolist()
         for i, (parent, row) in enumerate(zip(parents, ix.attributes, strict=True)):
-            if not inside[parent]:
+            if not is_in_object[parent]:
                 key = ix.text_of(row)
-                values[f"{names[parent]}.{key}" if parent else key] = i, parent
+                values[f"{module_names[parent]}.{key}" if parent else key] = i, parent
         return values
 
     def value(self, name: str) -> Any:
-        """Return a value; an object that was pickled as a PickledValue."""
-        ix, payload = self.archive.index, lambda number: bytes(self.archive.payload(number))
-        i, module = self.values[name]
-        if i >= 0:
-            [entry] = attribute_entries(ix, ix.attributes[i : i + 1], payload)
+        """Return the value of a name, copied out of the mapping; a pickled object as a PickledValue."""
+        ix = self.archive.index
+        attribute, module = self.values[name]
+        if attribute >= 0:
+            [entry] = attribute_entries(ix, ix.attributes[attribute : attribute + 1], self._payload_bytes)
             return entry.value
-        return unflatten(ix, module, self.archive.view, payload, _value_of_module)
+        return unflatten(ix, module, self.archive.view, self._payload_bytes, _value_of_module)
 
-    # Paths.
+    def _payload_bytes(self, number: int) -> bytes:
+        return bytes(self.archive.payload(number))
 
     @property
     def planner_bytes(self) -> bytes | None:
-        """The data of the planner, pickled, where they are not the paths of names."""
+        """The planner's data, pickled; None if they are paths of names. FormatError if they are not bytes."""
         data = self.metadata.get(PLANNER_DATA)
         if not isinstance(data, bytes | memoryview | None):
             message = f"metadata '{PLANNER_DATA}' is a {type(data).__name__}, not bytes"
@@ -199,17 +210,14 @@ class Checkpoint:
         return {".".join(map(str, path)): path for path in self._bounded_paths(path for path in paths if path)}
 
     def check_planner_data(self, data: Any) -> None:
-        """Raise UnsupportedError if a planner's unpickled data would make planners build lists out of all proportion.
-
-        They take the path of each name for one without looking: a place may be any number, such as a float or a tensor.
-        """
-        known = data if isinstance(data, dict) else {}
-        paths = [known[name] for name in (*self.tensors, *self.values) if name in known]
-        listed = all(type(path) in (tuple, list) for path in paths)
+        """Raise UnsupportedError if a planner's unpickled data would make planners build lists of any length."""
+        path_by_name = data if isinstance(data, dict) else {}
+        paths = [path_by_name[name] for name in (*self.tensors, *self.values) if name in path_by_name]
+        are_sequences = all(type(path) in (tuple, list) for path in paths)
         fault = ""
-        if listed and sum(map(len, paths)) > self._most_keys:  # a pickle may have one path for all names
+        if are_sequences and sum(map(len, paths)) > self._most_keys:  # a pickle may have one path for all names
             fault = "paths that are together longer than the checkpoint"
-        elif not listed or not all(type(key) in (int, str) for path in paths for key in path):
+        elif not are_sequences or not all(type(key) in (int, str) for path in paths for key in path):
             fault = "paths that are not of texts and integers"
         elif len(list(self._bounded_paths(map(tuple, paths)))) < len(paths):
             fault = "paths with places in lists that are longer than the checkpoint"
@@ -217,49 +225,47 @@ class Checkpoint:
             advice = "if you trust where it comes from, allow_pickle=True"
             raise UnsupportedError(f"metadata '{PLANNER_DATA}' has {fault}; {advice}", path=self.path)
 
-    @property
-    def _most_keys(self) -> int:
-        """Number of keys in all paths together, and in the lists that they make: in proportion to the index."""
-        return self.archive.header.index_size + _UNNAMED
-
     def _bounded_paths(self, paths: Iterable[Path]) -> Iterator[Path]:
-        """Yield the paths of which planners make lists of bounded length: a list is as long as the places in it say.
+        """Yield the paths of which planners make lists of bounded length; a list is as long as its largest place says.
 
-        An item of a list, named or not, counts as often as keys lead to it, which is the cost of going through it.
-        Paths that bring the sum out of proportion to the index are left out.
+        Each item of a list costs as many keys as lead to it, for that is the work of going through it. A path is left
+        out if it brings the sum over `_most_keys`, or is longer than planners can go through.
         """
-        left = most = self._most_keys
-        root: dict[Any, Any] = {}  # by key; the length of a list under None
+        budget = longest_list = self._most_keys
+        root: dict[Any, Any] = {}  # nested dicts by key; a node that is a list has its length under None
         for path in paths:
-            # No list becomes longer than `most`; sums with integers of a million digits take long.
-            if len(path) > _MOST_KEYS or any(type(key) is int and not 0 <= key < most for key in path):
+            # Not left to the sum below: sums with integers of a million digits take long.
+            if len(path) > _MOST_PATH_KEYS or any(type(key) is int and not 0 <= key < longest_list for key in path):
                 continue
-            node, more = root, 0
-            lists: list[tuple[dict[Any, Any], int]] = []
+            node, cost = root, 0
+            grown_lists: list[tuple[dict[Any, Any], int]] = []
             for depth, key in enumerate(path, 1):
                 if isinstance(key, int) and key >= node.get(None, 0):
-                    more += depth * (key + 1 - node.get(None, 0))
-                    lists.append((node, key + 1))
+                    cost += depth * (key + 1 - node.get(None, 0))
+                    grown_lists.append((node, key + 1))
                 node = node.setdefault(key, {})
-            if more <= left:
-                left -= more
-                for node, length in lists:
-                    node[None] = length
+            if cost <= budget:
+                budget -= cost
+                for grown, length in grown_lists:
+                    grown[None] = length
                 yield path
 
     def path_in_tree(self, name: str) -> Path:
-        """Return the path of a name as the module tree has it."""
+        """Return the path of a tensor or a value by its modules in the archive; KeyError for any other name."""
         ix = self.archive.index
-        if (i := self.tensors.get(name)) is not None:
-            return self._child_path(ix.tensors[i], key_of(ix, ix.tensors[i]))
-        i, module = self.values[name]
-        return self._module_path(module) if i < 0 else self._child_path(ix.attributes[i], ix.text_of(ix.attributes[i]))
+        if (tensor := self.tensors.get(name)) is not None:
+            return self._child_path(ix.tensors[tensor], key_of(ix, ix.tensors[tensor]))
+        attribute, module = self.values[name]
+        if attribute < 0:
+            return self._module_path(module)
+        row = ix.attributes[attribute]
+        return self._child_path(row, ix.text_of(row))
 
     def _child_path(self, row: Any, key: str) -> Path:
         """Return the path of a child by its row and key; in a list it is an integer, its place."""
         module = int(row["parent"])
-        listed = self.archive.index.modules["kind"][module] == ModuleKind.LIST and key == str(row["place"])
-        return (*self._module_path(module), int(key) if listed else key)
+        in_list = self.archive.index.modules["kind"][module] == ModuleKind.LIST and key == str(row["place"])
+        return (*self._module_path(module), int(key) if in_list else key)
 
     def _module_path(self, module: int) -> Path:
         if module not in self._paths:
@@ -269,7 +275,7 @@ class Checkpoint:
 
 
 def _value_of_module(kind: int, type_name: str, items: list[tuple[str, Any]]) -> Any:
-    """Return a module as `plain` does, but that of a pickled object as a PickledValue."""
+    """Return the value of a module, as `unflatten.plain` does, but of a pickled object a PickledValue."""
     if kind == ModuleKind.OBJECT and type_name == PICKLED and [key for key, _ in items] == ["value"]:
         data = items[0][1]
         if isinstance(data, bytes):
@@ -280,31 +286,31 @@ def _value_of_module(kind: int, type_name: str, items: list[tuple[str, Any]]) ->
 class ByName(Mapping[str, Any]):
     """Base class of mappings from each name of a checkpoint to a value that is made when it is asked for."""
 
-    def __init__(self, opened: Checkpoint) -> None:
-        self._opened = opened
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
 
     def __contains__(self, name: object) -> bool:
-        return name in self._opened.tensors or name in self._opened.values
+        return name in self._checkpoint.tensors or name in self._checkpoint.values
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._opened.tensors
-        yield from self._opened.values
+        yield from self._checkpoint.tensors
+        yield from self._checkpoint.values
 
     def __len__(self) -> int:
-        return len(self._opened.tensors) + len(self._opened.values)
+        return len(self._checkpoint.tensors) + len(self._checkpoint.values)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)
 
 
 class PathsByName(ByName):
-    """The path of each name: DCP's planners unflatten names by it."""
+    """The path of each name, by which DCP's planners unflatten a state dict; of most, that in the module tree."""
 
-    def __init__(self, opened: Checkpoint) -> None:
-        super().__init__(opened)
-        self._others = opened.other_paths()
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__(checkpoint)
+        self._other_paths = checkpoint.other_paths()
 
     def __getitem__(self, name: str) -> Path:
         if name not in self:
             raise KeyError(name)
-        return self._others.get(name) or self._opened.path_in_tree(name)
+        return self._other_paths.get(name) or self._checkpoint.path_in_tree(name)

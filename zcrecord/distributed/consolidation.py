@@ -23,7 +23,7 @@ def consolidate(path: str | os.PathLike[str], dest: str | os.PathLike[str] | Bin
         options: those of `convert`, such as `force`, `max_shard_size` and `progress`.
 
     Raises:
-        FormatError: it is no archive, or its pieces do not make up its tensors. SourceError: a file is missing, or the
+        FormatError: `path` is no archive, or pieces do not make up a tensor. SourceError: a file is missing, or the
         file system refused. IntegrityError: a file is another one than the catalogue names. DestinationExistsError:
         `dest` exists and `force` was not given, or it is a file of the checkpoint.
 

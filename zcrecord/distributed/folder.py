@@ -35,7 +35,7 @@ _SHARD = re.compile(shard_pattern(CATALOGUE))
 
 
 def checkpoint_folder(path: Any, *, durable: bool, options: Mapping[str, Any] | None = None) -> CheckpointFolder:
-    """Return the folder of a checkpoint at a path or a URL; `options` are fsspec's, for a URL."""
+    """Return the folder of a checkpoint at a path or a URL; `options` are fsspec's. Creates nothing."""
     if is_url(path):
         local = uploads.local_path(path, options)
         if local is None:
@@ -48,7 +48,6 @@ class CheckpointFolder:
     """A local folder that checkpoints are saved to.
 
     Of two saves at one time the second fails: it finds that the catalogue is no longer the one that it is to replace.
-
     `scratch` is the name of this rank's archive until the commit; empty if it has its own name, or there is none. If
     `durable`, files and folder are fsynced, so that they survive power loss.
     """
@@ -59,11 +58,11 @@ class CheckpointFolder:
         if os.path.islink(self._catalogue):  # its target is replaced, and shards lie beside that
             self._catalogue = real_path(self._catalogue)
             self.path = os.path.dirname(self._catalogue)
-        self._written = contextlib.ExitStack()  # removes this rank's archive at its end
+        self._removal = contextlib.ExitStack()  # its end removes this rank's archive
         self.scratch = ""
 
     def make(self) -> None:
-        """Make the folder and its missing parents; synced, if `durable`, so that they survive power loss."""
+        """Make the folder and its missing parents; SourceError if the file system refuses. Fsyncs them if `durable`."""
         missing, folder = [], real_path(self.path)
         while not os.path.exists(folder):
             missing.append(folder)
@@ -79,55 +78,55 @@ class CheckpointFolder:
             sync_folder(os.path.dirname(folder))
 
     def shard_name(self, rank: int, count: int) -> str:
-        """Return a new name for the archive of a rank, 0 the first, of so many."""
+        """Return a new random name for the archive of a rank, counted from 0; `count` is the number of ranks."""
         stem = CATALOGUE.removesuffix(".zcr")
         return f"{stem}~{secrets.token_hex(8)}-{rank + 1:05}-of-{max(count, rank + 1):05}.zcr"
 
     def version(self) -> Identity | str | None:
-        """Return the catalogue's version, empty if there is no catalogue, None if versions are not known."""
+        """Return the catalogue's version, by which `commit` notices other saves; empty if there is no catalogue."""
         with refusals(self.path):
             return version_of(self._catalogue)
 
     @contextlib.contextmanager
     def new_shard(self, _name: str) -> Iterator[Sink]:
-        """Yield a sink for a new file, which gets its name by `commit`."""
+        """Yield a sink for a new scratch file, which gets its name by `commit`; until then `close` removes it."""
         with contextlib.ExitStack() as stack:
             group = stack.enter_context(FileGroup(self._catalogue, durable=self._durable, clear=False))
             yield group.add()
             self.scratch = os.path.basename(group.finish()[0])
-            self._written = stack.pop_all()
+            self._removal = stack.pop_all()
 
     def commit(self, tree: dict[str, Any], kind: int, archives: Mapping[str, str], version: Any = None) -> None:
-        """Rename the ranks' scratch files, which are the values of `archives`, to its keys; replace the catalogue.
+        """Give the ranks' scratch files, the values of `archives`, the names in its keys; replace the catalogue.
 
-        The archives that the old catalogue named are removed after that, if they are known to be its own.
+        The archives that the old catalogue, of this version, named are removed, if they are known to be its own.
 
         Raises:
             SourceError: another save has replaced the catalogue (DestinationExistsError: has created it) since it had
             this version, or an archive is missing. The folder then has the old catalogue or the new one, whole.
         """
-        join = partial(os.path.join, self.path)
-        files = [Placement(join(scratch), join(name), ()) for name, scratch in archives.items()]
-        for file in files:  # by name, which a network file system asks its server for; a listing may be an old one
+        in_folder = partial(os.path.join, self.path)
+        files = [Placement(in_folder(scratch), in_folder(name), ()) for name, scratch in archives.items()]
+        for file in files:  # one by one: a network file system asks its server for names, but may list an old folder
             if not os.path.exists(file.scratch):
                 reason = f"{os.path.basename(file.path)}, which a rank has written, is not in this folder"
                 advice = "as the first rank sees it; all ranks save to one folder, on a file system that they share"
                 raise SourceNotFoundError(f"{reason} {advice}", path=self.path, errno=errno.ENOENT)
         with FileGroup(self._catalogue, durable=self._durable) as group:
             write_catalogue(tree, group.add(), kind=kind)
-            [last] = group.finish()
-            files.append(Placement(last, self._catalogue, version))
+            [scratch] = group.finish()
+            files.append(Placement(scratch, self._catalogue, version))
             put_in_place(files, durable=self._durable, shards_of=own_shards)
 
     def take_back(self, archives: Mapping[str, str]) -> None:
-        """Remove the archives of a save that failed; on a disk they are scratch files."""
+        """Remove the archives of a save that failed, the scratch files among the values of `archives`."""
         for scratch in archives.values():
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self.path, scratch))
 
     def close(self) -> None:
         """Remove the archive that this rank has written, unless it was committed."""
-        self._written.close()
+        self._removal.close()
 
 
 class CheckpointPrefix(CheckpointFolder):
@@ -157,26 +156,27 @@ class CheckpointPrefix(CheckpointFolder):
         """Yield a sink for a new file of this name, which appears, whole, when the block ends without an exception."""
         with uploads.upload(f"{self.path}/{name}", self._options) as sink:
             yield sink
-        self._written.callback(self._remove, [name])
+        self._removal.callback(self._remove, [name])
 
     def commit(self, tree: dict[str, Any], kind: int, archives: Mapping[str, str], version: Any = None) -> None:
         """Replace the catalogue, if it has this version; remove the archives that only the old one named."""
-        replaced = {name for name, _ in proved_shards(self._catalogue, self._options)}
+        old_names = {name for name, _ in proved_shards(self._catalogue, self._options)}
         with open_sink(self._catalogue, options=self._options, replaces=version) as sink:
             write_catalogue(tree, sink, kind=kind)
-        self._remove(replaced - archives.keys())
+        self._remove(old_names - archives.keys())
 
     def take_back(self, archives: Mapping[str, str]) -> None:
-        """Remove the archives of a save that failed, but for those that a catalogue names."""
+        """Remove the archives of a save that failed, except those that a catalogue names."""
         self._remove(archives)
 
     def _remove(self, names: Iterable[str]) -> None:
-        """Remove archives of ranks that no catalogue names; none if a catalogue cannot be read."""
+        """Remove archives of ranks that no catalogue in the folder names; none if one cannot be read. Never raises."""
         fs, path = uploads.connect_to_write(self.path, self._options)
         with contextlib.suppress(Exception):  # file systems raise exceptions of any class
             fs.invalidate_cache(path)
             present = {name.rstrip("/").rpartition("/")[2] for name in fs.ls(path, detail=False)}
-            for catalogue in {CATALOGUE, *(n for n in present if n.endswith(".zcr") and not _SHARD.fullmatch(n))}:
+            catalogues = {name for name in present if name.endswith(".zcr") and not _SHARD.fullmatch(name)}
+            for catalogue in {CATALOGUE, *catalogues}:
                 with contextlib.suppress(FileNotFoundError):
                     start = fs.cat_file(f"{path}/{catalogue}", start=0, end=MOST_OF_CATALOGUE)
                     names = orphans(names, start) if b".zcr" in start or len(start) < MOST_OF_CATALOGUE else []
@@ -186,20 +186,21 @@ class CheckpointPrefix(CheckpointFolder):
 
 
 def is_known(path: Any) -> bool:
-    """Return False for a URL of a kind that fsspec does not know; True for any other, and for a path."""
+    """Return True for a path, and for a URL unless fsspec does not know its kind."""
     try:
         return not is_url(path) or bool(connect(path, None))
     except RecordError as error:
-        return not isinstance(error, UnsupportedError)  # something else may be missing
+        return not isinstance(error, UnsupportedError)  # such as a missing package, or an unreachable server
 
 
 def catalogue_of(path: Any) -> str:
-    """Return the path or URL of the archive to open for a checkpoint: of a folder, of the file itself, or of a URL.
+    """Return the path or URL of the archive to open for a checkpoint, given as folder, file, or URL of either.
 
-    A folder without a catalogue of a checkpoint may have one archive, as of a consolidated checkpoint.
+    It is the catalogue; in a folder without one, the only archive, as of a consolidated checkpoint.
 
     Raises:
-        SourceError: there is none; SourceNotFoundError if the folder is not there, or no save to it was finished.
+        SourceError: the folder has several archives and no catalogue. SourceNotFoundError: the folder does not exist,
+        or no save to it was finished.
     """
     if is_url(path):
         url = str(path)
@@ -215,9 +216,9 @@ def catalogue_of(path: Any) -> str:
         raise SourceNotFoundError(reason, path=folder, errno=errno.ENOENT)
     with refusals(folder):
         names = os.listdir(folder)
-    begun = any(map(_SHARD.fullmatch, names))
-    if not begun and any(name.endswith(".zcr") for name in names):
+    has_shards = any(map(_SHARD.fullmatch, names))
+    if not has_shards and any(name.endswith(".zcr") for name in names):
         return archive_in(folder)
-    reason = "a save was begun and not finished" if begun else "no checkpoint was saved"
-    missing = f"is no checkpoint: it has no {CATALOGUE}, which a save writes last"
-    raise SourceNotFoundError(f"{missing}; {reason} here, load an earlier one", path=folder, errno=errno.ENOENT)
+    reason = "a save was begun and not finished" if has_shards else "no checkpoint was saved"
+    fault = f"is no checkpoint: it has no {CATALOGUE}, which a save writes last"
+    raise SourceNotFoundError(f"{fault}; {reason} here, load an earlier one", path=folder, errno=errno.ENOENT)

@@ -14,7 +14,7 @@ import numpy as np
 
 from zcrecord import dtypes
 from zcrecord.codec.entries import TensorLayout
-from zcrecord.dtypes import DType
+from zcrecord.dtypes import Array, DType
 from zcrecord.errors import MismatchError, UnsupportedError, located
 from zcrecord.storage.sink import Sink
 from zcrecord.tensors import interop
@@ -25,19 +25,18 @@ from zcrecord.writing.catalogue import WrittenShard
 from zcrecord.writing.module_tree import ModuleTreeBuilder, state_path
 from zcrecord.writing.writers import StreamWriter
 
-Array = np.ndarray[Any, np.dtype[Any]]
 _BLOCK = 4 << 20  # bytes that are copied at a time, of a device's memory or of a tensor that is not in C order
 
 
 class WholeTensor(NamedTuple):
-    """A tensor that chunks are of: its element type's code and bits, and its shape in elements."""
+    """A tensor as a whole, of which ranks have chunks: element type's code, bits of an element, shape in elements."""
 
     dtype: int
     bits: int
     shape: tuple[int, ...]
 
     def words(self) -> str:
-        """Return it in words."""
+        """Return element type and shape in words, for messages."""
         return f"{dtypes.by_code[self.dtype].name} of shape {self.shape}"
 
 
@@ -65,19 +64,21 @@ class RankReport(NamedTuple):
 
 
 class RankWriter:
-    """Writes chunks into the archive of a rank, those that are the same view of the same memory once."""
+    """Writes chunks into the archive of a rank, those that are the same view of the same memory once.
+
+    `names` are those of all its tensors; `sink`, which the caller closes, is None if no chunk has elements.
+    """
 
     def __init__(self, torch: Any, sink: Sink | None, names: set[str], *, alignment: int, digest: str | None) -> None:
-        """`names` are those of all tensors; `sink` is None if no chunk has elements."""
         self._torch, self._sink, self._names = torch, sink, names
         self._out = None if sink is None else StreamWriter(sink, alignment=alignment, digest=digest)
         self._tree = ModuleTreeBuilder()
-        self._known: dict[Any, tuple[Any, int]] = {}
+        self._first_views: dict[Any, tuple[Any, int]] = {}  # by view of memory: its storage, its first chunk's number
         self._tied_to: list[int] = []  # the number of the chunk that each is tied to, or its own
-        self._chunks: list[Chunk] = []
+        self._chunks: list[Chunk] = []  # of payload i of the archive
         self._host: _HostBlocks | None = None
         self._tensors: dict[str, WholeTensor] = {}
-        self._turns: dict[str, int] = {}  # by name, the next number of a further chunk
+        self._next_numbers: dict[str, int] = {}  # by tensor's name, the number of its next chunk, from 1
 
     def add(self, chunk: Chunk, tensor: Any) -> None:
         """Write one chunk, unless it has no elements.
@@ -90,7 +91,7 @@ class RankWriter:
             self._add(chunk, tensor)
 
     def _add(self, chunk: Chunk, tensor: Any) -> None:
-        """Write one chunk of a tensor, or repeat the payload that it is tied to."""
+        """Check one chunk and write it, or repeat the payload that it is tied to; errors do not name the tensor."""
         if tuple(tensor.shape) != chunk.extent:
             message = f"has the shape {tuple(tensor.shape)}, and was planned with {chunk.extent}"
             raise MismatchError(f"{message}; save it again, with a new planner")
@@ -98,73 +99,75 @@ class RankWriter:
         kind = dtypes.from_numpy(viewed.dtype) if isinstance(viewed, np.ndarray) else viewed.kind
         chunk = _in_elements(chunk, kind)
         whole = WholeTensor(kind.code, kind.bits, chunk.shape)
-        if (known := self._tensors.setdefault(chunk.name, whole)) != whole:
-            raise MismatchError(f"one chunk of it is {whole.words()}, another {known.words()}; make them alike")
+        if (earlier := self._tensors.setdefault(chunk.name, whole)) != whole:
+            raise MismatchError(f"one chunk of it is {whole.words()}, another {earlier.words()}; make them alike")
         if not prod(chunk.extent):
             return
         assert self._out is not None, "a chunk has elements"
         number = len(self._chunks)
-        first = self._tie(tensor, number)
+        tied_to = self._first_equal_view(tensor, number)
         self._chunks.append(chunk)
-        self._tied_to.append(first)
-        new = first == number
-        payload = self._out.store(self._source(tensor, viewed, kind, chunk)) if new else self._out.repeat(first)
+        self._tied_to.append(tied_to)
+        if tied_to == number:
+            payload = self._out.store(self._source(tensor, viewed, kind, chunk))
+        else:
+            payload = self._out.repeat(tied_to)
         layout = TensorLayout(kind.code, kind.bits, chunk.extent)
-        self._tree.tensor(self._path(chunk.name), layout, payload)
+        self._tree.tensor(self._new_path(chunk.name), layout, payload)
 
-    def _tie(self, tensor: Any, number: int) -> int:
-        """Return the number of an earlier chunk that is the same view of the same memory, or this one's own."""
+    def _first_equal_view(self, tensor: Any, number: int) -> int:
+        """Return the number of the first chunk that is the same view of the same memory: `number` if this one is."""
         from torch.multiprocessing.reductions import StorageWeakRef
 
-        storage = StorageWeakRef(tensor.untyped_storage())  # keeps no memory; its number is not used again meanwhile
+        storage = StorageWeakRef(tensor.untyped_storage())  # weak: keeps no memory, but `cdata` is not used again
         view = tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
         key = storage.cdata, view, tensor.is_conj(), tensor.is_neg()
-        known = self._known.get(key)
-        if known is None or known[0].expired():
-            self._known[key] = storage, number
+        first_storage, first_number = self._first_views.get(key, (None, -1))
+        if first_storage is None or first_storage.expired():
+            self._first_views[key] = storage, number
             return number
-        return known[1]
+        return first_number
 
-    def _path(self, name: str) -> tuple[str, ...]:
-        """Return a free path in this archive for a chunk of a tensor; further chunks of one get `~2` and so on."""
-        path, turn = state_path(name, self._names), self._turns.get(name, 1)
-        while turn > 1 and f"{name}~{turn}" in self._names:
-            turn += 1
-        self._turns[name] = turn + 1
-        return path if turn == 1 else (*path[:-1], f"{path[-1]}~{turn}")
+    def _new_path(self, name: str) -> tuple[str, ...]:
+        """Return a free path in this archive for a chunk of a tensor; its second chunk gets `~2`, and so on."""
+        path, number = state_path(name, self._names), self._next_numbers.get(name, 1)
+        while number > 1 and f"{name}~{number}" in self._names:
+            number += 1
+        self._next_numbers[name] = number + 1
+        return path if number == 1 else (*path[:-1], f"{path[-1]}~{number}")
 
     def _source(self, tensor: Any, viewed: Any, kind: DType, chunk: Chunk) -> LazyTensor:
-        """Return the elements of a tensor, to be written piece by piece."""
+        """Return a chunk's elements, to be written piece by piece; `viewed` is the tensor by `interop.viewed`."""
         if isinstance(viewed, PackedTensor):
             return LazyTensor(kind, chunk.extent, [viewed])
         if isinstance(viewed, np.ndarray):
-            whole = viewed.flags.c_contiguous or not viewed.ndim
-            return LazyTensor(kind, chunk.extent, [viewed] if whole else in_blocks(viewed, _BLOCK))
+            in_c_order = viewed.flags.c_contiguous or not viewed.ndim
+            return LazyTensor(kind, chunk.extent, [viewed] if in_c_order else in_blocks(viewed, _BLOCK))
         if self._host is None:
             self._host = _HostBlocks(self._torch, tensor.device)
         return LazyTensor(kind, chunk.extent, self._host.blocks(tensor))
 
     def finish(self, name: str, values: dict[str, Any]) -> RankReport:
-        """Write the index, and return the report; `name` is the file's."""
+        """Write the index, and return the report; `name` is the file's, `values` are the rank's other objects."""
         shard = None
-        numbers = np.zeros(0, np.int64)
+        numbers = np.zeros(0, np.int64)  # of payloads, by chunk
         if self._out is not None and self._sink is not None:
             entries = self._tree.entries()
             self._out.finish(entries)
             numbers = np.array(entries.payloads, np.int64)
             sha256 = hashlib.sha256(self._out.index).digest()
             shard = WrittenShard(name, self._sink.position, self._out.trailer, sha256, entries.payload_rows)
-        rank = max((len(chunk.shape) for chunk in self._chunks), default=0)
-        boxes = np.zeros((2, len(self._chunks), rank), np.int64)
+        dims = max((len(chunk.shape) for chunk in self._chunks), default=0)
+        origin, extent = np.zeros((2, len(self._chunks), dims), np.int64)
         for i, chunk in enumerate(self._chunks):
-            boxes[0, i, : len(chunk.origin)], boxes[1, i, : len(chunk.extent)] = chunk.origin, chunk.extent
+            origin[i, : len(chunk.origin)], extent[i, : len(chunk.extent)] = chunk.origin, chunk.extent
         names = [chunk.name for chunk in self._chunks]
         tied_to = numbers[self._tied_to] if self._chunks else numbers
-        return RankReport(shard, names, numbers, tied_to, boxes[0], boxes[1], self._tensors, values)
+        return RankReport(shard, names, numbers, tied_to, origin, extent, self._tensors, values)
 
 
 def _in_elements(chunk: Chunk, kind: DType) -> Chunk:
-    """Return a chunk in elements of its type: packed ones, two of which torch counts as one, cannot be split."""
+    """Return a chunk counted in elements, where torch counts two packed as one; UnsupportedError if it is a part."""
     if not kind.packed:
         return chunk
     if chunk.extent != chunk.shape:
@@ -175,7 +178,7 @@ def _in_elements(chunk: Chunk, kind: DType) -> Chunk:
 
 
 class _HostBlocks:
-    """Copies of a device's tensors in the host's memory, a block at a time; while one is used the next is copied."""
+    """Copies a device's tensors into host memory, a block at a time; while one block is used the next is copied."""
 
     def __init__(self, torch: Any, device: Any) -> None:
         self._torch, self._cuda = torch, device.type == "cuda"
@@ -186,18 +189,18 @@ class _HostBlocks:
         torch = self._torch
         plain = tensor.detach().resolve_conj().resolve_neg()
         pending: tuple[Any, Any] | None = None
-        for turn, block in enumerate(in_blocks(plain, _BLOCK)):
+        for i, block in enumerate(in_blocks(plain, _BLOCK)):
             octets = block.contiguous().reshape(-1).view(torch.uint8)
-            host = self._ring[turn % 2][: octets.numel()]
-            event = self._copy(host, octets)
+            host = self._ring[i % 2][: octets.numel()]
+            event = self._start_copy(host, octets)
             if pending is not None:
-                yield self._wait_for(*pending)
+                yield self._memory_after(*pending)
             pending = host, event
         if pending is not None:
-            yield self._wait_for(*pending)
+            yield self._memory_after(*pending)
 
-    def _copy(self, host: Any, octets: Any) -> Any:
-        """Start to copy; return an event to wait for, None if it is done."""
+    def _start_copy(self, host: Any, octets: Any) -> Any:
+        """Start to copy bytes of the device into `host`; return CUDA's event of the end, None if it has ended."""
         if not self._cuda:
             host.copy_(octets)
             return None
@@ -208,7 +211,8 @@ class _HostBlocks:
             event.record(stream)
         return event
 
-    def _wait_for(self, host: Any, event: Any) -> memoryview:
+    def _memory_after(self, host: Any, event: Any) -> memoryview:
+        """Wait for the end of a copy, and return the host's memory as a view."""
         if event is not None:
             event.synchronize()
         return memoryview(host.numpy())

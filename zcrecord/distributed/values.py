@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from zcrecord.codec.conventions import object_of
@@ -22,6 +22,7 @@ from zcrecord.writing.module_tree import ModuleTreeBuilder
 
 PICKLED = "zcr:torch_save"  # type name of a module whose attribute `value` has an object's bytes by torch.save
 _MOST_DEPTH = 16  # of lists and dicts within a value; others are pickled
+_MOST_BITS = 4096  # of an integer; larger ones are pickled
 _SCALARS = (bool, int, float, str, bytes, type(None))
 Path = tuple[str | int, ...]
 
@@ -38,21 +39,21 @@ def is_plain(value: Any, depth: int = 0) -> bool:
     if kind is str and not encodable(value):
         return False
     if kind in _SCALARS:
-        return value_type(value) is not None or value.bit_length() <= 4096
+        return value_type(value) is not None or value.bit_length() <= _MOST_BITS
     if depth >= _MOST_DEPTH:
         return False
     if kind in (list, tuple):
         return all(is_plain(item, depth + 1) for item in value)
     if kind is dict:
-        texts = all(type(key) is str and key and encodable(key) and not set(key) & {".", "\0"} for key in value)
-        return texts and all(is_plain(item, depth + 1) for item in value.values())
+        valid_keys = all(type(key) is str and key and encodable(key) and not set(key) & {".", "\0"} for key in value)
+        return valid_keys and all(is_plain(item, depth + 1) for item in value.values())
     if isinstance(value, int | complex | pathlib.PurePath) and kind not in (complex, type(pathlib.Path())):
         return False  # a subclass, which would come back as its base
     try:
-        made = object_of(value, "")
+        stand_in = object_of(value, "")
     except (LimitError, UnsupportedError):
         return False
-    return made is not None and is_plain(made[1], depth)
+    return stand_in is not None and is_plain(stand_in[1], depth)
 
 
 class StateTree:
@@ -65,7 +66,8 @@ class StateTree:
 
     Attributes:
         objects: names of values that are modules.
-        others: paths that the tree does not tell: its keys, and integers in modules of kind LIST.
+        others: paths that differ from those of the tree, where a place in a module of kind LIST is an integer and any
+            other key a text; complete after `entries`.
     """
 
     def __init__(self, paths: Iterable[Path]) -> None:
@@ -76,23 +78,19 @@ class StateTree:
         self._lists = _whole_lists(paths)
 
     def tensor(self, path: Path, layout: Any, payload: int = NONE) -> None:
-        """Add a tensor."""
+        """Add a tensor; errors are those of `ModuleTreeBuilder.tensor`, if no path is free for it."""
         self._add(path, lambda keys: self._tree.tensor(keys, layout, payload))
 
     def value(self, path: Path, value: Any) -> None:
-        """Add a value: a plain one, or a PickledValue."""
-        name = ".".join(map(str, path))
-
-        def add(keys: tuple[str, ...]) -> None:
-            if self._add_value(keys, value):
-                self.objects.append(name)
-
-        self._add(path, add)
+        """Add a value, one that `is_plain` or a PickledValue; errors are those of `ModuleTreeBuilder`."""
+        is_module = self._add(path, lambda keys: self._add_value(keys, value))
+        if is_module:
+            self.objects.append(".".join(map(str, path)))
 
     def entries(self) -> Entries:
-        """Return the entries, lists told from mappings; `others` is complete then."""
+        """Return the entries, in which lists are modules of kind LIST; called once, at the end."""
         for keys in self._lists:
-            with contextlib.suppress(NameCollisionError, LimitError, UnsupportedError):  # its items are elsewhere
+            with contextlib.suppress(NameCollisionError, LimitError, UnsupportedError):  # its items have other paths
                 self._tree.module(keys, ModuleKind.LIST)
         entries = self._tree.entries()
         lists = {module.name for module in entries.modules if module.kind == ModuleKind.LIST}
@@ -102,22 +100,23 @@ class StateTree:
                 self.others.append(path)
         return entries
 
-    def _add(self, path: Path, add: Any) -> None:
-        """Add something at its path; by its name alone where the path cannot be one of modules."""
+    def _add(self, path: Path, add: Callable[[tuple[str, ...]], Any]) -> Any:
+        """Return `add(keys)` for the keys of a path, or its name as the only key if the tree has no place for them."""
         keys = tuple(map(str, path))
         try:
-            add(keys)
+            result = add(keys)
         except (NameCollisionError, LimitError, UnsupportedError):
             if len(keys) == 1:
                 raise
-            add((".".join(keys),))
+            result = add((".".join(keys),))
             self.others.append(path)
         else:
             if any(isinstance(key, int) for key in path):
                 self._with_places.append(path)
+        return result
 
     def _add_value(self, keys: tuple[str, ...], value: Any) -> bool:
-        """Add a value; returns True if it is a module."""
+        """Add a value at its keys; return True if it is a module, False if it is an attribute."""
         name = ".".join(keys)
         if isinstance(value, PickledValue):
             self._tree.check_name(keys)
@@ -137,8 +136,8 @@ class StateTree:
 
 
 def _whole_lists(paths: Iterable[Path]) -> set[tuple[str, ...]]:
-    """Return the keys that lead to lists whose items come in their order, all of them."""
-    counts: dict[tuple[str, ...], int] = {}
+    """Return the keys that lead to lists, except lists that lack items, or whose items do not come in their order."""
+    counts: dict[tuple[str, ...], int] = {}  # items so far; -1 for all that are no such lists
     for path in paths:
         keys = tuple(map(str, path))
         for depth, key in enumerate(path):
@@ -149,12 +148,12 @@ def _whole_lists(paths: Iterable[Path]) -> set[tuple[str, ...]]:
 
 
 def path_to_text(path: Path) -> str:
-    """Return a path as JSON."""
+    """Return a path as JSON, an array of strings and integers."""
     return json.dumps(list(path), ensure_ascii=False, separators=(",", ":"))
 
 
 def path_from_text(text: Any) -> Path | None:
-    """Return the path that a text stands for; None for any other text."""
+    """Return the path of a text by `path_to_text`; None for any other value, since metadata may be of any writer."""
     try:
         keys = json.loads(text)
     except (TypeError, ValueError, RecursionError):
@@ -163,7 +162,7 @@ def path_from_text(text: Any) -> Path | None:
 
 
 def paths_of(planner_data: Any) -> Mapping[str, Path] | None:
-    """Return the path of each name, as DCP's default planner has them; None for any other planner's data."""
+    """Return planner data if they are those of DCP's default planner, a path by name; None for any others."""
     if not isinstance(planner_data, dict):
         return None
     for name, path in planner_data.items():

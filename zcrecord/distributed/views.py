@@ -54,85 +54,85 @@ def load_views(
         tensor(6.)
     """
     torch = import_torch()
-    opened = Checkpoint(path, storage_options)
+    checkpoint = Checkpoint(path, storage_options)
     try:
-        return _Views(torch, opened, writable, allow_pickle).like(like)
+        views: dict[str, Any] = _Views(torch, checkpoint, writable, allow_pickle).value(like)
     except (SourceError, IntegrityError):
-        if (newer := opened.newer()) is None:  # a save may have removed archives of the one that it replaced
+        if (newer := checkpoint.newer()) is None:  # a save may have removed archives of the one that it replaced
             raise
-        return _Views(torch, newer, writable, allow_pickle).like(like)
+        views = _Views(torch, newer, writable, allow_pickle).value(like)
+    return views
 
 
 _spec_of = attrgetter("_spec")  # by which torch's operations make a DTensor; from_local would work out another for each
+_Box = tuple[tuple[int, ...], tuple[int, ...]]  # first index and size
 
 
 class _Views:
-    """One call of `load_views`."""
+    """One call of `load_views`: makes views of a checkpoint's tensors, over one mapping."""
 
-    def __init__(self, torch: Any, opened: Checkpoint, writable: bool, allow_pickle: bool) -> None:
-        self._torch, self._opened, self._allow_pickle = torch, opened, allow_pickle
-        self._archive: Archive = opened.archive.private() if writable else opened.archive
-        self._parts: dict[Any, tuple[tuple[int, ...], tuple[int, ...]] | None] = {}
+    def __init__(self, torch: Any, checkpoint: Checkpoint, writable: bool, allow_pickle: bool) -> None:
+        self._torch, self._checkpoint, self._allow_pickle = torch, checkpoint, allow_pickle
+        self._archive: Archive = checkpoint.archive.private() if writable else checkpoint.archive
+        self._local_boxes: dict[Any, _Box | None] = {}  # by layout of a DTensor
         self._bases: dict[tuple[int, ...], Any] = {}  # by file and payload, so that tied tensors share a storage
 
-    def like(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a mapping with the same keys."""
-        return {key: self._value(value, (str(key),)) for key, value in state.items()}
-
-    def _value(self, value: Any, path: tuple[str, ...]) -> Any:
-        if isinstance(value, self._torch.Tensor):
-            return self._tensor(value, ".".join(path))
-        if isinstance(value, Mapping):
-            return {key: self._value(item, (*path, str(key))) for key, item in value.items()}
-        if isinstance(value, list) and any(map(self._is_node, value)):
-            return [self._value(item, (*path, str(i))) for i, item in enumerate(value)]
+    def value(self, like: Any, path: tuple[str, ...] = ()) -> Any:
+        """Return the checkpoint's value at a path, in the structure of `like`, a state dict or a part of one."""
+        if isinstance(like, self._torch.Tensor):
+            return self._tensor(like, ".".join(path))
+        if isinstance(like, Mapping):
+            return {key: self.value(item, (*path, str(key))) for key, item in like.items()}
+        if isinstance(like, list) and any(map(self._is_node, like)):
+            return [self.value(item, (*path, str(i))) for i, item in enumerate(like)]
         name = ".".join(path)
-        self._lookup(self._opened.values, name)
-        return load_object(self._opened.value(name), name, self._opened.path, self._allow_pickle)
+        self._lookup(self._checkpoint.values, name)
+        return load_object(self._checkpoint.value(name), name, self._checkpoint.path, self._allow_pickle)
 
-    def _lookup(self, known: Mapping[str, Any], name: str) -> Any:
-        if name not in known:
-            raise TensorNotFoundError(name, lambda: known, path=self._opened.path)
-        return known[name]
+    def _lookup(self, by_name: Mapping[str, Any], name: str) -> Any:
+        """Return the item of a mapping by its name; TensorNotFoundError if it has none."""
+        if name not in by_name:
+            raise TensorNotFoundError(name, lambda: by_name, path=self._checkpoint.path)
+        return by_name[name]
 
     def _is_node(self, value: Any) -> bool:
-        """Return True for values for which DCP looks into a list."""
-        inside = isinstance(value, list) and any(map(self._is_node, value))
-        return inside or isinstance(value, self._torch.Tensor | Mapping)
+        """Return True for an item that makes DCP give a list's items names of their own: a tensor, mapping or node."""
+        has_nodes = isinstance(value, list) and any(map(self._is_node, value))
+        return has_nodes or isinstance(value, self._torch.Tensor | Mapping)
 
     def _tensor(self, like: Any, name: str) -> Any:
-        """Return a saved tensor as a view like a template: plain, or a DTensor with this rank's part."""
-        torch, opened = self._torch, self._opened
-        i = self._lookup(opened.tensors, name)
-        element, bits, shape = opened.type_of(i)
-        saved = torch_dtype(torch, element, bits), torch_shape(element, bits, shape)
-        if saved != (like.dtype, tuple(like.shape)):
+        """Return a saved tensor in the form of `like`: plain, or a DTensor with this rank's part (`like` if none)."""
+        torch, checkpoint = self._torch, self._checkpoint
+        i = self._lookup(checkpoint.tensors, name)
+        kind, bits, elements = checkpoint.type_of(i)
+        dtype, shape = torch_dtype(torch, kind, bits), torch_shape(kind, bits, elements)
+        if (dtype, shape) != (like.dtype, tuple(like.shape)):
             expected = f"{like.dtype} of shape {tuple(like.shape)}"
-            message = f"is {saved[0]} of shape {saved[1]} in the checkpoint, and {expected} in `like`"
-            raise MismatchError(f"{message}; make the model as it was saved", path=opened.path, tensor=name)
+            message = f"is {dtype} of shape {shape} in the checkpoint, and {expected} in `like`"
+            raise MismatchError(f"{message}; make the model as it was saved", path=checkpoint.path, tensor=name)
         if not hasattr(like, "device_mesh"):
             device = torch.device("cpu") if like.is_meta else like.device
-            return self._box(i, (0,) * len(shape), saved[1]).to(device)
-        if (part := self._part_of(like)) is None:
+            return self._box(i, (0,) * len(shape), shape).to(device)
+        if (local_box := self._local_box(like)) is None:
             return like
-        local = self._box(i, *part)
-        if (kind := like.device_mesh.device_type) != "cpu":
-            local = local.to(torch.device(kind, torch.get_device_module(kind).current_device()))
+        local = self._box(i, *local_box)
+        if (device_type := like.device_mesh.device_type) != "cpu":
+            local = local.to(torch.device(device_type, torch.get_device_module(device_type).current_device()))
         return type(like)(local, _spec_of(like), requires_grad=False)
 
-    def _part_of(self, like: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """Return first index and size of a DTensor's local part, if any; few layouts occur, and each takes long."""
+    def _local_box(self, like: Any) -> _Box | None:
+        """Return the box of a DTensor that this rank has, or None; cached by layout, since torch takes long for it."""
         key = like.shape, like.placements, like.device_mesh
-        if key not in self._parts:
+        if key not in self._local_boxes:
             chunks = [] if like.device_mesh.get_coordinate() is None else like.__create_chunk_list__()
-            self._parts[key] = next(((tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in chunks), None)
-        return self._parts[key]
+            self._local_boxes[key] = next(((tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in chunks), None)
+        return self._local_boxes[key]
 
     def _box(self, i: int, origin: tuple[int, ...], extent: tuple[int, ...]) -> Any:
-        """Return a box of a tensor: a view if it is contiguous in one piece, else new memory."""
-        kind, bits, _ = self._opened.type_of(i)
+        """Return a box of tensor `i`, in torch's elements: a view if it is contiguous in one piece, else new memory."""
+        kind, bits, _ = self._checkpoint.type_of(i)
         dtype = torch_dtype(self._torch, kind, bits)
-        pieces = [] if 0 in extent else self._opened.pieces(i)
+        pieces = [] if 0 in extent else self._checkpoint.pieces(i)
         for piece in pieces:
             if piece.origin == origin and torch_shape(kind, bits, piece.extent) == extent:  # as it was saved
                 return self._piece(piece, dtype, extent).detach()
@@ -140,22 +140,24 @@ class _Views:
         parts = []
         for piece in pieces:
             shape = torch_shape(kind, bits, piece.extent)  # packed elements are not split, and torch counts pairs
-            if (both := overlap(box, piece.origin, shape)) is not None:
-                parts.append((_slice(self._piece(piece, dtype, shape), both[1]), both[0]))
+            if (bounds := overlap(box, piece.origin, shape)) is not None:
+                in_box, in_piece = bounds
+                parts.append((in_box, _slice(self._piece(piece, dtype, shape), in_piece)))
         if len(parts) == 1:
-            view = parts[0][0]
+            [(_, view)] = parts
             return view.detach() if view.is_contiguous() else view.contiguous()
         joined = self._torch.empty(extent, dtype=dtype, device="cpu")
-        for part, in_box in parts:
+        for in_box, part in parts:
             _slice(joined, in_box).copy_(part)
         return joined
 
     def _piece(self, box: StoredBox, dtype: Any, shape: tuple[int, ...]) -> Any:
+        """Return a whole piece as a view of this type and shape; views of one piece share a storage."""
         # Of a payload that several tensors see differently, as in an archive of views, each has a base of its own.
-        row = self._opened.row(box.tensor)
-        key = *self._opened.place(box), row.byte_offset, row.dims, row.strides
+        row = self._checkpoint.row(box.tensor)
+        key = *self._checkpoint.place(box), row.byte_offset, row.dims, row.strides
         if key not in self._bases:
-            octets, start = self._opened.locate(box, self._archive)
+            octets, start = self._checkpoint.locate(box, self._archive)
             self._bases[key] = torch_bytes(self._torch, octets[start : start + prod(shape) * dtype.itemsize])
         return self._bases[key].view(dtype).view(shape)
 

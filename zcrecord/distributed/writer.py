@@ -84,14 +84,14 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
         self._durable, self._digest, self._alignment = durable, digest, check_alignment(alignment)
         self._path: Any = None
         self._options, self._overwrite = storage_options, overwrite
-        self._rank, self._coordinates = 0, True
-        self._ranks: Any = None  # DCP's, if they plan by themselves
-        self._version: Any = None
-        self._opened: CheckpointFolder | None = None
+        self._rank, self._is_coordinator = 0, True
+        self._ranks: Any = None  # DCP's process group, if each rank plans by itself
+        self._version: Any = None  # of the catalogue that the save replaces
+        self._current_folder: CheckpointFolder | None = None
         self.reset(path)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None, "_ranks": None}  # files of a save under way stay here
+        return {**self.__dict__, "_current_folder": None, "_ranks": None}  # files of a save under way stay here
 
     @property
     def checkpoint_id(self) -> Any:
@@ -118,8 +118,8 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
         return StorageMeta(checkpoint_id=self._path, save_id=self.save_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **kwargs: Any) -> None:
-        """Take note of this rank, and remove its archive of an earlier save that failed."""
-        self._rank, self._coordinates = kwargs.get("rank") or 0, is_coordinator
+        """Note this rank's number and role, and remove its archive of an earlier save that failed."""
+        self._rank, self._is_coordinator = kwargs.get("rank") or 0, is_coordinator
         self._ranks = None
         if not kwargs.get("use_collectives", True):
             self._ranks = inspect.stack(0)[1].frame.f_locals.get("distW")  # DCP tells nowhere else which ranks save
@@ -129,10 +129,10 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
         self._close()
 
     def prepare_local_plan(self, plan: Any) -> Any:
-        """Make the folder; in the coordinator, note the version of the catalogue that is to be replaced."""
+        """Make the folder; the coordinator notes the catalogue's version. DestinationExistsError if it has to stay."""
         folder = self._folder()
         folder.make()
-        if self._coordinates:
+        if self._is_coordinator:
             self._version = folder.version()
             if not self._overwrite and (self._version or self._version is None):  # None: the store has no versions
                 fault = "has a checkpoint already" if self._version else "does not tell whether it has a checkpoint"
@@ -157,31 +157,31 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
         return done
 
     def _write(self, plan: Any, planner: Any) -> RankReport:
-        """Write this rank's values and chunks to an archive of its own, and report them."""
+        """Write this rank's chunks to an archive of its own; return the report of them and of the rank's values."""
         torch = import_torch()
         folder, values, chunks = self._folder(), {}, []
         for item in plan.items:
-            if item.tensor_data is None:
-                values[item.index.fqn] = _value_of(torch, planner, item)
+            name, data = item.index.fqn, item.tensor_data
+            if data is None:
+                values[name] = _value_of(torch, planner, item)
             else:
-                data = item.tensor_data
-                extent = tuple(data.chunk.sizes)
-                chunks.append((item, Chunk(item.index.fqn, tuple(data.size), tuple(data.chunk.offsets), extent)))
+                box = tuple(data.chunk.offsets), tuple(data.chunk.sizes)
+                chunks.append((item, Chunk(name, tuple(data.size), *box)))
 
-        def written(name: str, sink: Sink | None) -> RankReport:
+        def write_chunks(file_name: str, sink: Sink | None) -> RankReport:
             names = {chunk.name for _, chunk in chunks}
             out = RankWriter(torch, sink, names, alignment=self._alignment, digest=self._digest)
             for item, chunk in chunks:
                 out.add(chunk, planner.resolve_data(item))
-            return out.finish(name, values)
+            return out.finish(file_name, values)
 
         if not any(prod(chunk.extent) for _, chunk in chunks):
-            return written("", None)
+            return write_chunks("", None)
         processes = torch.distributed
         count = processes.get_world_size() if processes.is_available() and processes.is_initialized() else 1
-        name = folder.shard_name(self._rank, count)
-        with folder.new_shard(name) as sink:
-            report = written(name, sink)
+        file_name = folder.shard_name(self._rank, count)
+        with folder.new_shard(file_name) as sink:
+            report = write_chunks(file_name, sink)
         return report._replace(scratch=folder.scratch)
 
     def finish(self, metadata: Any, results: list[list[Any]]) -> None:
@@ -190,67 +190,67 @@ class ZcrStorageWriter(StorageWriter):  # type: ignore[misc]  # mypy takes torch
         After an error the checkpoint there before is untouched, and this one's files are removed. If DCP has planned
         without collectives, each rank calls it, and gets the coordinator's error.
         """
-        planned = [([result.storage_data for rank in results for result in rank], metadata.planner_data)]
+        reports = [result.storage_data for rank in results for result in rank]
         if self._ranks is None:
-            self._commit(planned)
+            self._commit(reports, [metadata.planner_data])
             return
-        gathered, failed = self._ranks.gather_object(planned[0]), None
+        gathered = self._ranks.gather_object((reports, metadata.planner_data))  # None except in the coordinator
+        failure: Exception | None = None
         try:
             if gathered is not None:
-                self._commit(gathered)
+                self._commit([report for of_rank, _ in gathered for report in of_rank], [data for _, data in gathered])
         except Exception as error:
-            failed = error
-        if (failed := self._ranks.broadcast_object(failed)) is not None:
-            raise failed
+            failure = error
+        if (failure := self._ranks.broadcast_object(failure)) is not None:
+            raise failure
 
-    def _commit(self, planned: list[Any]) -> None:
-        """Commit by the reports, and the data of the planner, of all ranks or of each."""
+    def _commit(self, reports: list[RankReport], planner_datas: list[Any]) -> None:
+        """Join the reports of all ranks, and commit the catalogue; `planner_datas` has one of all ranks or one each."""
         folder = self._folder()
-        reports = [report for of_rank, _ in planned for report in of_rank]
-        planner_data, planner_bytes = planned[0][1], None
-        if all(isinstance(data, dict) for _, data in planned):
-            planner_data = dict(ChainMap(*(data for _, data in planned)))
-        new = {report.shard.name: report.scratch for report in reports if report.shard is not None}
+        planner_data, planner_bytes = planner_datas[0], None
+        if all(isinstance(data, dict) for data in planner_datas):
+            planner_data = dict(ChainMap(*planner_datas))
         if planner_data is not None and paths_of(planner_data) is None:
             planner_bytes = _pickle(import_torch(), planner_data).data
+        archives = {report.shard.name: report.scratch for report in reports if report.shard is not None}
         try:
-            options: dict[str, Any] = {"alignment": self._alignment, "digest": self._digest, "save": self.save_id}
+            options: dict[str, Any] = {"alignment": self._alignment, "digest": self._digest, "save_id": self.save_id}
             tree = join_reports(reports, planner_data, planner_bytes, **options)
-            folder.commit(tree, digest_kind(self._digest), new, self._version)
+            folder.commit(tree, digest_kind(self._digest), archives, self._version)
         except BaseException as error:
-            folder.take_back(new)
+            folder.take_back(archives)
             raise (error.located(path=folder.path) if isinstance(error, RecordError) else error) from error.__cause__
 
     def _folder(self) -> CheckpointFolder:
-        """Return the folder of this save, which knows what this rank has written."""
+        """Return the folder of this save, one object until the next; UnsupportedError if no path was given."""
         if self._path is None:
             raise UnsupportedError("no folder to save to: ZcrStorageWriter(path), or dcp.save(checkpoint_id=)")
-        if self._opened is None:
-            self._opened = checkpoint_folder(self._path, durable=self._durable, options=self._options)
-        return self._opened
+        if self._current_folder is None:
+            self._current_folder = checkpoint_folder(self._path, durable=self._durable, options=self._options)
+        return self._current_folder
 
     def _close(self) -> None:
-        opened, self._opened = self._opened, None
-        if opened is not None:
-            opened.close()
+        """Close the folder, which removes this rank's archive unless it was committed."""
+        folder, self._current_folder = self._current_folder, None
+        if folder is not None:
+            folder.close()
 
 
 def _value_of(torch: Any, planner: Any, item: Any) -> Any:
-    """Return the value of an item that is no tensor: a plain one, or a PickledValue."""
+    """Return the value of a plan's item that is no tensor: as it is if it `is_plain`, else a PickledValue."""
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
-    kind = type(planner)
-    direct = isinstance(planner, DefaultSavePlanner) and (
-        kind.resolve_data is DefaultSavePlanner.resolve_data
-        and kind.transform_object is DefaultSavePlanner.transform_object
+    is_default = isinstance(planner, DefaultSavePlanner) and all(
+        getattr(type(planner), method) is getattr(DefaultSavePlanner, method)
+        for method in ("resolve_data", "transform_object")
     )
-    if direct:
+    if is_default:  # it would pickle the value, which takes long for thousands
         value = planner.lookup_object(item.index)
         return value if is_plain(value) else _pickle(torch, value)
     data = planner.resolve_data(item).getvalue()
     try:
         value = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
-    except Exception:  # torch's of many kinds: it is to be pickled
+    except Exception:  # torch's, of many kinds: the object stays pickled
         return PickledValue(data)
     return value if is_plain(value) else PickledValue(data)
 

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator
 
 from zcrecord.errors import UnsupportedError, printable
 
-from .comments import description, head, literal, path_between
+from .comments import description, head_comment, literal, path_between
 from .plan import Constant, Plan
 
-_NAME = re.compile(r"[A-Za-z._$][A-Za-z0-9._$-]{0,100}")
+_SECTION_NAME = re.compile(r"[A-Za-z._$][A-Za-z0-9._$-]{0,100}")
+_CHECK_SIZE = 8  # bytes of the archive's end, two CRCs
 
 ENDIAN = """\
 #if defined(__BYTE_ORDER__) && defined(__ORDER_LITTLE_ENDIAN__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
@@ -123,17 +124,17 @@ NOTES = """
 
 def files(plan: Plan, directory: str, *, section: str | None = None) -> dict[str, Iterable[bytes]]:
     """Return the files for a program in assembler: `.S`, `.inc` with constants, and the packed file if there is one."""
-    out = {f"{plan.stem}.S": source(plan, directory, section), f"{plan.stem}.inc": equates(plan)}
-    return {**out, **packed_file(plan)}
+    sources = {f"{plan.stem}.S": source(plan, directory, section), f"{plan.stem}.inc": equates(plan)}
+    return {**sources, **packed_file(plan)}
 
 
 def packed_file(plan: Plan) -> dict[str, Iterable[bytes]]:
-    """Return the file with the bytes of strided tensors, if there are any."""
+    """Return the content of the packed file, with the bytes of strided tensors, by its name; empty without such."""
     return {f"{plan.stem}_packed.bin": plan.packed_chunks()} if plan.packed_size else {}
 
 
 def source(plan: Plan, directory: str, section: str | None) -> Iterator[bytes]:
-    """Yield the assembler file: one symbol for each tensor."""
+    """Yield the assembler file: a symbol for each tensor, and one for the archive's last 8 bytes, its check."""
     stem, upper = plan.stem, plan.stem.upper()
     about = [
         f"Every tensor as a symbol, its bytes taken from the archive. Assemble it with cc -c {stem}.S; -I has to name"
@@ -141,39 +142,43 @@ def source(plan: Plan, directory: str, section: str | None) -> Iterator[bytes]:
         "Assemble it again when the archive changes: a build system does not see what .incbin reads.",
         f"Sections: {'.rodata.NAME' if section is None else section}.",
     ]
-    yield head(plan, about).encode()
+    yield head_comment(plan, about).encode()
     yield macros(plan, directory, section).encode()
     if plan.packed_size:
         yield f'\n#ifndef {upper}_PACKED\n#define {upper}_PACKED "{stem}_packed.bin"\n#endif\n'.encode()
         yield _CONSTANT.format(macro="zcr_packed", file=f"{upper}_PACKED").encode()
-    yield placed(f"{stem}_check", plan.archive_size - 8, 8, 4).encode()
-    for c in plan.constants:
-        if c.nbytes:
-            yield f"\n/* {description(c)} */\n{_symbol(c, plan.packed_size)}".encode()
+    yield symbol_to_end(f"{stem}_check", plan.archive_size - _CHECK_SIZE, _CHECK_SIZE, alignment=4).encode()
+    for constant in plan.constants:
+        if constant.nbytes:
+            yield f"\n/* {description(constant)} */\n{_symbol(constant, plan.packed_size)}".encode()
     yield NOTES.encode()
 
 
-def _symbol(c: Constant, packed_size: int) -> str:
-    if c.base is not None:
-        return f"zcr_shared {c.identifier}, {c.base}, {c.base_offset}, {c.nbytes}\n"
-    packed = "zcr_packed" if c.offset + c.nbytes < packed_size else "zcr_packed_last"
-    macro = packed if c.repacked else "zcr_constant"
-    return f"{macro} {c.identifier}, {c.offset}, {c.nbytes}, {c.alignment.bit_length() - 1}\n"
+def _symbol(constant: Constant, packed_size: int) -> str:
+    """Return the macro call that defines a constant's symbol."""
+    if constant.base is not None:
+        return f"zcr_shared {constant.identifier}, {constant.base}, {constant.base_offset}, {constant.nbytes}\n"
+    macro = "zcr_constant"
+    if constant.repacked:
+        macro = "zcr_packed" if constant.offset + constant.nbytes < packed_size else "zcr_packed_last"
+    log2 = constant.alignment.bit_length() - 1
+    return f"{macro} {constant.identifier}, {constant.offset}, {constant.nbytes}, {log2}\n"
 
 
-def placed(name: str, offset: int, nbytes: int, alignment: int) -> str:
-    """Return a symbol over the archive's last bytes, by which the assembler checks its size."""
+def symbol_to_end(name: str, offset: int, nbytes: int, alignment: int) -> str:
+    """Return a symbol over the archive's bytes from `offset` to its end, so that the assembler checks its size."""
     return f"\nzcr_constant_last {name}, {offset}, {nbytes}, {alignment.bit_length() - 1}\n"
 
 
 def macros(plan: Plan, directory: str, section: str | None) -> str:
-    """Return the archive's path, and the macros that define symbols."""
+    """Return the archive's path, relative to `directory`, and the macros that define symbols."""
     upper = plan.stem.upper()
     path = literal(path_between(directory, plan.archive).encode(errors="surrogateescape"))
     path_macro = f"\n#ifndef {upper}_ZCR\n#define {upper}_ZCR {path}\n#endif\n\n"
-    macro = _SECTION.format(upper=upper, **sections(section))
-    constant = _CONSTANT.format(macro="zcr_constant", file=f"{upper}_ZCR")
-    return f"\n{ENDIAN}{path_macro}" + _MACROS.format(upper=upper, macro=macro, typed=_TYPED) + constant
+    section_macro = _SECTION.format(upper=upper, **sections(section))
+    symbol_macros = _MACROS.format(upper=upper, macro=section_macro, typed=_TYPED)
+    constant_macros = _CONSTANT.format(macro="zcr_constant", file=f"{upper}_ZCR")
+    return f"\n{ENDIAN}{path_macro}{symbol_macros}{constant_macros}"
 
 
 def sections(section: str | None) -> dict[str, str]:
@@ -182,13 +187,10 @@ def sections(section: str | None) -> dict[str, str]:
     A section that ends in a dot gets each identifier added to it. Each ELF section is in a group of its own, so that a
     linker can drop unused ones although they have one name. (`unique` does the same, but only in binutils 2.35 and
     later.) Every linker script puts the default, `.rodata.`, into flash; a section that it does not name is left out,
-    or copied to RAM.
-
-    Raises:
-        UnsupportedError: a section cannot have that name.
+    or copied to RAM. UnsupportedError if a section cannot have that name.
     """
     name = ".rodata." if section is None else section
-    if not _NAME.fullmatch(name):
+    if not _SECTION_NAME.fullmatch(name):
         fault = "a section's name is letters, digits, '.', '_', '$' and '-', and does not start with a digit"
         raise UnsupportedError(f"section '{printable(name)}': {fault}")
     elf, coff = f'{name}, "aG", %progbits, \\name', name
@@ -200,10 +202,10 @@ def sections(section: str | None) -> dict[str, str]:
 
 def equates(plan: Plan, *, offsets: bool = False) -> Iterator[bytes]:
     """Yield constants for assembler programs; with `offsets`, also each tensor's offset in the archive."""
-    symbols = "Numbers of the tensors, whose symbols are the .S's."
-    yield head(plan, ["Where the tensors lie in the archive." if offsets else symbols]).encode()
-    for c in plan.constants:
-        numbers = c.numbers | ({"offset": c.offset} if offsets and c.place == "archive" else {})
-        yield f"\n/* {description(c, placed=not offsets)} */\n".encode()
+    about_symbols = "Numbers of the tensors, whose symbols are the .S's."
+    yield head_comment(plan, ["Where the tensors lie in the archive." if offsets else about_symbols]).encode()
+    for constant in plan.constants:
+        numbers = constant.numbers | ({"offset": constant.offset} if offsets and constant.place == "archive" else {})
+        yield f"\n/* {description(constant, placed=not offsets)} */\n".encode()
         for word, value in numbers.items():
-            yield f".equ {c.identifier.upper()}_{word.upper()}, {value}\n".encode()
+            yield f".equ {constant.identifier.upper()}_{word.upper()}, {value}\n".encode()

@@ -14,19 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from zcrecord.archive.archive import Verify, require_one_file
+from zcrecord.codec import layout
 from zcrecord.codec.file_types import describe_data
-from zcrecord.codec.layout import (
-    ATTACHED_ALIGNMENT,
-    ATTACHED_SIZE,
-    HEADER_SIZE,
-    MAGIC,
-    align_up,
-    certificate_table,
-    decode_attached,
-    encode_attached,
-    locate,
-    unsigned_size,
-)
 from zcrecord.errors import Advice, FormatError, UnsupportedError, located
 from zcrecord.record.load import load_record
 from zcrecord.storage.files import Progress, check_destination, open_sink, path_of, refusals
@@ -36,6 +25,7 @@ from zcrecord.storage.sink import Sink
 _PIECE = 1 << 20  # bytes of one write
 _ZIP_END = b"PK\x05\x06"
 _ZIP_END_SIZE, _ZIP_COMMENT = 22, 65535  # bytes of a zip's last entry, and of the comment that may follow it
+_MACHO_64, _MACHO_32, _MACHO_UNIVERSAL = b"\xcf\xfa\xed\xfe", b"\xce\xfa\xed\xfe", b"\xca\xfe\xba\xbe"
 _MACHO_SIGNATURE = 0x1D  # LC_CODE_SIGNATURE
 _HEAD = 4096  # bytes by which text and programs are distinguished: programs have zeros among them
 _MOST_SLICES = 32  # of a universal program; a file with a larger count is a Java class
@@ -130,7 +120,7 @@ def attach(
     with refusals(out):
         in_place = out == path or (os.path.exists(out) and os.path.exists(path) and os.path.samefile(out, path))
     source = path_of(archive) if isinstance(archive, str | os.PathLike) else None
-    new = None if in_place else check_destination(source, out, force)
+    version = None if in_place else check_destination(source, out, force)
     with load_record(archive, verify=verify) as record:
         require_one_file(record.archive, "attach")
         if not record.archive.whole:
@@ -142,14 +132,14 @@ def attach(
         parts = _parts(octets, path)
         _check_unsigned(octets, parts, path)
         _check_attachable(octets[: parts.program], path, force)
-        offset = align_up(parts.program + ATTACHED_SIZE, ATTACHED_ALIGNMENT)
-        note = bytes(offset - ATTACHED_SIZE - parts.program) + encode_attached(parts.program)
+        offset = layout.align_up(parts.program + layout.ATTACHED_SIZE, layout.ATTACHED_ALIGNMENT)
+        note = bytes(offset - layout.ATTACHED_SIZE - parts.program) + layout.encode_attached(parts.program)
         identity = memory.identity or ()
-        replaces = identity if in_place else new
+        replaces = identity if in_place else version
         with open_sink(out, durable=durable, like=(path, identity), replaces=replaces) as sink:
-            _copy((octets[: parts.program], memoryview(note), weights), sink, progress)
-        replaced = None if parts.archive is None else parts.end - parts.archive
-        return AttachReport(path, out, parts.program, len(weights), offset, replaced)
+            _write((octets[: parts.program], memoryview(note), weights), sink, progress)
+        replaced_bytes = None if parts.archive is None else parts.end - parts.archive
+        return AttachReport(path, out, parts.program, len(weights), offset, replaced_bytes)
 
 
 def detach(
@@ -193,9 +183,10 @@ def detach(
     path = path_of(program)
     if discard and (keep or dest is not None):
         raise UnsupportedError("discard throws the archive away; leave out keep and dest", path=path)
-    beside = f"{path.removesuffix('.exe')}.zcr"
-    out = None if discard else beside if dest is None else path_of(dest)
-    new = check_destination(path, out, force)
+    out = None
+    if not discard:
+        out = f"{path.removesuffix('.exe')}.zcr" if dest is None else path_of(dest)
+    version = check_destination(path, out, force)
     memory = map_file(path, least=0)
     octets = memory.octets
     parts = _parts(octets, path)
@@ -204,25 +195,25 @@ def detach(
     if not keep:
         _check_unsigned(octets, parts, path)
     if out is not None:
-        with open_sink(out, durable=durable, replaces=new) as sink:
-            _copy([octets[parts.archive : parts.end]], sink)
+        with open_sink(out, durable=durable, replaces=version) as sink:
+            _write([octets[parts.archive : parts.end]], sink)
     if not keep:
         with open_sink(path, durable=durable, like=(path, memory.identity or ()), replaces=memory.identity) as sink:
-            _copy([octets[: parts.program]], sink)
+            _write([octets[: parts.program]], sink)
     return DetachReport(path, out, parts.program, parts.end - parts.archive, parts.noted)
 
 
 def _parts(octets: memoryview, path: str) -> _Parts:
-    """Return program and attached archive of a file, by its last bytes; raise an error if it is only an archive."""
-    size, end = len(octets), unsigned_size(octets)
-    if end < 2 * HEADER_SIZE or octets[end - HEADER_SIZE : end][: len(MAGIC)] != MAGIC:
+    """Return program and attached archive of a file, by its last bytes; UnsupportedError if it is only an archive."""
+    size, end = len(octets), layout.unsigned_size(octets)
+    if end < 2 * layout.HEADER_SIZE or octets[end - layout.HEADER_SIZE : end][: len(layout.MAGIC)] != layout.MAGIC:
         return _Parts(size, None, size, False)
     with located(path=path):
-        _, _, start = locate(octets, "suffix")
+        _, _, start = layout.locate(octets, "suffix")
         if not start:
             raise UnsupportedError("this is an archive, not a program with one attached")
-        noted = decode_attached(octets[:start])
-    return _Parts(start if noted is None else noted, start, end, noted is not None)
+        program_size = layout.decode_attached(octets[:start])
+    return _Parts(start if program_size is None else program_size, start, end, program_size is not None)
 
 
 def _check_unsigned(octets: memoryview, parts: _Parts, path: str) -> None:
@@ -238,14 +229,15 @@ def _check_attachable(program: memoryview, path: str, force: bool) -> None:
     """Refuse a program that would not run as before; `force` accepts all but an empty file and an archive."""
     if not len(program):
         raise FormatError("the program is empty", path=path)
-    if program[: len(MAGIC)] == MAGIC:
+    if program[: len(layout.MAGIC)] == layout.MAGIC:
         raise UnsupportedError("this is a zcrecord archive, not a program", path=path)
     if not force and (reason := _objection(program)) is not None:
         fault, advice = f"nothing can be attached to this program: {reason}", Advice("{} attaches it", "force", True)
         raise UnsupportedError(fault, path=path, advice=advice)
 
 
-def _copy(parts: Sequence[memoryview], sink: Sink, progress: Progress | None = None) -> None:
+def _write(parts: Sequence[memoryview], sink: Sink, progress: Progress | None = None) -> None:
+    """Write parts one after the other, a MiB at a time, and report progress."""
     total = sum(map(len, parts))
     for part in parts:
         for start in range(0, len(part), _PIECE):
@@ -262,7 +254,7 @@ def _objection(program: memoryview) -> str | None:
         return "it is a script, whose interpreter would read on into the archive; leave the archive beside it"
     if _is_text(program):
         return "it is text, and no executable"
-    if (table := certificate_table(program)) is not None and table[1]:
+    if (table := layout.certificate_table(program)) is not None and table[1]:
         return "it has an Authenticode signature, which would no longer hold; attach first, then sign"
     if _is_signed_macho(program):
         return "it has a code signature, which would no longer hold; take it off, attach, and sign it again"
@@ -287,6 +279,7 @@ def _is_text(program: memoryview) -> bool:
 
 
 def _is_zip(program: memoryview) -> bool:
+    """Return True if a file ends in a zip's last entry, whose comment reaches exactly to the file's end."""
     tail = bytes(program[-(_ZIP_END_SIZE + _ZIP_COMMENT) :])
     offset = tail.rfind(_ZIP_END)
     while offset >= 0:
@@ -298,16 +291,19 @@ def _is_zip(program: memoryview) -> bool:
 
 def _is_signed_macho(program: memoryview) -> bool:
     """Return True if a file is a Mach-O program, or a universal one, with a code signature."""
-    if bytes(program[:4]) == b"\xca\xfe\xba\xbe" and (count := _number(program, 4, "big")) <= _MOST_SLICES:
+    # Offsets here and below are those of Apple's <mach-o/fat.h> and <mach-o/loader.h>.
+    if bytes(program[:4]) == _MACHO_UNIVERSAL and (count := _number(program, 4, "big")) <= _MOST_SLICES:
         starts = [_number(program, 8 + 20 * i + 8, "big") for i in range(count)]
         return any(_has_signature(program[start:]) for start in starts)
     return _has_signature(program)
 
 
 def _has_signature(program: memoryview) -> bool:
-    if bytes(program[:4]) not in (b"\xcf\xfa\xed\xfe", b"\xce\xfa\xed\xfe"):
+    """Return True if a Mach-O program has the load command of a code signature; False for any other file."""
+    magic = bytes(program[:4])
+    if magic not in (_MACHO_64, _MACHO_32):
         return False
-    offset = 32 if program[0] == 0xCF else 28
+    offset = 32 if magic == _MACHO_64 else 28  # of the first load command
     end = min(offset + _number(program, 20), len(program))
     for _ in range(_number(program, 16)):
         if offset >= end:

@@ -14,9 +14,9 @@ from zcrecord.codec.layout import align_up
 from zcrecord.errors import IntegrityError, UnsupportedError, printable
 from zcrecord.storage.stream_reader import StreamReader
 
-from .asm import NOTES, equates, macros, placed, sections
+from .asm import NOTES, equates, macros, sections, symbol_to_end
 from .c import NO_DIGESTS, OCTETS, PROGMEM, Language, alignment_macro, assertions, declarator, dimensions, in_flash
-from .comments import description, forms, head, path_between
+from .comments import description, head_comment, path_between, type_notes
 from .plan import Constant, Plan, check_places
 
 Form = Literal["incbin", "embed", "string"]
@@ -126,10 +126,11 @@ def files(
     check_places(plan)
     header = _header(plan, form, in_flash(section))
     if form == "incbin":
-        rest = {f"{name}.inc": equates(plan, offsets=True)} if language == "asm" else {f"{name}.h": header}
-        about = head(plan, [f"The archive as one constant, {name}: cc -I. -c {name}.S"])
-        symbol = placed(name, 0, plan.archive_size, plan.base_alignment)
-        return {f"{name}.S": [f"{about}{macros(plan, directory, section)}{symbol}{NOTES}".encode()], **rest}
+        about = head_comment(plan, [f"The archive as one constant, {name}: cc -I. -c {name}.S"])
+        symbol = symbol_to_end(name, 0, plan.archive_size, plan.base_alignment)
+        assembler = [f"{about}{macros(plan, directory, section)}{symbol}{NOTES}".encode()]
+        declarations = {f"{name}.inc": equates(plan, offsets=True)} if language == "asm" else {f"{name}.h": header}
+        return {f"{name}.S": assembler, **declarations}
     if language == "asm":
         raise UnsupportedError(f"a blob by '{form}' is C; for an assembler there is 'incbin'")
     sections(section)  # raises for an illegal name
@@ -137,9 +138,9 @@ def files(
 
 
 def _header(plan: Plan, form: Form, flash: bool) -> Iterator[bytes]:
-    """Yield the header: the constant's type, with a member for each tensor, and its macros."""
+    """Yield the header: the constant's type, with a member for each tensor, and macros of the tensors' numbers."""
     stem, strings = plan.stem, form == "string"
-    yield head(plan, _about(plan, form)).encode()
+    yield head_comment(plan, _about(plan, form)).encode()
     yield _HEADER.format(
         upper=stem.upper(),
         stem=stem,
@@ -153,26 +154,30 @@ def _header(plan: Plan, form: Form, flash: bool) -> Iterator[bytes]:
         included=PROGMEM if flash else "",
         current=_is_current_function(plan, flash),
     ).encode()
-    for number, c in enumerate(plan.constants):
-        upper = c.identifier.upper()
-        out = f"\n/* {description(c, placed=False)}: {_member(plan, c)} */\n{dimensions(c)}"
-        if c.place == "archive":
-            place = f"offsetof(struct {stem}_blob_at, {c.local}) == {upper}_OFFSET"
-            out += f"#define {upper}_OFFSET {c.offset}\ntypedef char {stem}_blob_check_{number}[{place} ? 1 : -1];\n"
+    for number, constant in enumerate(plan.constants):
+        upper = constant.identifier.upper()
+        out = f"\n/* {description(constant, placed=False)}: {_member(plan, constant)} */\n{dimensions(constant)}"
+        if constant.place == "archive":
+            condition = f"offsetof(struct {stem}_blob_at, {constant.local}) == {upper}_OFFSET"
+            out += f"#define {upper}_OFFSET {constant.offset}\n"
+            out += f"typedef char {stem}_blob_check_{number}[{condition} ? 1 : -1];\n"
         yield out.encode()
     yield f"\n#ifdef __cplusplus\n}}\n#endif\n\n#endif /* {stem.upper()}_BLOB_H */\n".encode()
 
 
 def _is_current_function(plan: Plan, flash: bool) -> str:
+    """Return the function `STEM_is_current`, which compares the archive's last bytes; a comment without digests."""
     if not plan.has_digests:
         return NO_DIGESTS
     last = plan.last_word.to_bytes(8, "little")
     byte = "pgm_read_byte(last + {})" if flash else "last[{}]"
-    comparison = " &&\n        ".join(" && ".join(f"{byte.format(i)} == {last[i]}" for i in half) for half in _HALVES)
+    lines = (" && ".join(f"{byte.format(i)} == {last[i]}" for i in half) for half in _HALVES)
+    comparison = " &&\n        ".join(lines)
     return _IS_CURRENT.format(stem=plan.stem, last=plan.archive_size - 8, bytes=comparison)
 
 
 def _about(plan: Plan, form: Form) -> list[str]:
+    """Return the paragraphs at the head of the header."""
     name = f"{plan.stem}_blob"
     build = {
         "incbin": f"{name}.S takes it from the file: cc -I. program.c {name}.S",
@@ -183,14 +188,15 @@ def _about(plan: Plan, form: Form) -> list[str]:
         f"The archive as one constant, {name}, of {plan.archive_size} bytes of read-only memory; no RAM. {build[form]}",
         f"{name}.at.NAME is a tensor with its type: no cast, and no pointer that a linker or loader would have to fill"
         f" in. {name}.bytes is what zcrecord.h opens.",
-        *forms(plan.constants, *OCTETS),
+        *type_notes(plan.constants, *OCTETS),
     ]
 
 
-def _member(plan: Plan, c: Constant) -> str:
-    if c.repacked:
+def _member(plan: Plan, constant: Constant) -> str:
+    """Return the C expression of a constant, or the reason why there is none, for a comment."""
+    if constant.repacked:
         return "strided, so it has no constant here; zcrecord.h reads it"
-    return f"{plan.stem}_blob.at.{c.local}" if c.nbytes else "empty"
+    return f"{plan.stem}_blob.at.{constant.local}" if constant.nbytes else "empty"
 
 
 def _members(plan: Plan) -> Iterator[str]:
@@ -200,8 +206,8 @@ def _members(plan: Plan) -> Iterator[str]:
     """
     position = 0
     gaps = (f"unsigned char Gap{number}" for number in itertools.count())
-    for group in _groups_sharing_bytes(c for c in plan.constants if c.place == "archive"):
-        start, end = group[0].offset, max(c.offset + c.nbytes for c in group)
+    for group in _groups_sharing_bytes(constant for constant in plan.constants if constant.place == "archive"):
+        start, end = group[0].offset, max(constant.offset + constant.nbytes for constant in group)
         if start > position:
             yield f"    {next(gaps)}[{start - position}];\n"
         position = end
@@ -211,10 +217,10 @@ def _members(plan: Plan) -> Iterator[str]:
         position = align_up(end, 8)  # every compiler's size of the union, whatever it aligns a double to
         extension = f"{plan.stem.upper()}_EXTENSION"
         yield f"    {extension} union {{\n        {next(gaps)}[{position - start}];\n"
-        for c in group:
-            member = f"{declarator(c, c.local)};"
-            if c.offset > start:
-                member = f"{extension} struct {{ {next(gaps)}[{c.offset - start}]; {member} }};"
+        for constant in group:
+            member = f"{declarator(constant, constant.local)};"
+            if constant.offset > start:
+                member = f"{extension} struct {{ {next(gaps)}[{constant.offset - start}]; {member} }};"
             yield f"        {member}\n"
         yield "    };\n"
     if not position:
@@ -222,13 +228,14 @@ def _members(plan: Plan) -> Iterator[str]:
 
 
 def _groups_sharing_bytes(constants: Iterable[Constant]) -> list[list[Constant]]:
+    """Return constants by offset, in groups that do not overlap one another."""
     groups: list[list[Constant]] = []
     end = 0
-    for c in sorted(constants, key=lambda c: (c.offset, -c.nbytes)):
-        if not groups or c.offset >= end:
+    for constant in sorted(constants, key=lambda constant: (constant.offset, -constant.nbytes)):
+        if not groups or constant.offset >= end:
             groups.append([])
-        groups[-1].append(c)
-        end = max(end, c.offset + c.nbytes)
+        groups[-1].append(constant)
+        end = max(end, constant.offset + constant.nbytes)
     return groups
 
 
@@ -243,7 +250,7 @@ def _source(plan: Plan, directory: str, form: Form, section: str | None) -> Iter
         preamble = _EMBED.format(upper=upper, path=path)
     names = {"upper": upper, "stem": plan.stem, "alignment": plan.base_alignment}
     attribute = "" if section is None else f' __attribute__((section("{section}")))'
-    yield head(plan, [f"The archive as one constant; {plan.stem}_blob.h says more."]).encode()
+    yield head_comment(plan, [f"The archive as one constant; {plan.stem}_blob.h says more."]).encode()
     yield _SOURCE.format(**names, preamble=preamble, attribute=attribute).encode(errors="surrogateescape")
     if form == "embed":
         yield f"#embed {upper}_ZCR\n".encode()
@@ -256,34 +263,36 @@ def _source(plan: Plan, directory: str, form: Form, section: str | None) -> Iter
 def _pieces(plan: Plan) -> Iterator[bytes]:
     """Yield the archive in pieces for literals: each ends in a zero byte, if there is one within _PIECE bytes.
 
-    A literal ends in a zero, which C++ always stores: so that should be a zero of the archive.
+    C++ always stores a literal's final zero: it should be one of the archive. IntegrityError if that was changed.
     """
     pending, nbytes_read = b"", 0
     with StreamReader(plan.archive) as reader:
-        for read in reader.pieces(plan.archive_size):
-            pending += bytes(read)
-            nbytes_read += len(read)
+        for block in reader.pieces(plan.archive_size):
+            pending += bytes(block)
+            nbytes_read += len(block)
             while len(pending) >= _PIECE or (pending and nbytes_read == plan.archive_size):
                 piece = pending[:_PIECE]
                 piece = piece[: piece.rfind(b"\0") + 1] or piece
                 yield piece
                 pending = pending[len(piece) :]
-            last = bytes(read)[-8:]
+            last = bytes(block)[-8:]
     if last != plan.last_word.to_bytes(8, "little"):
         raise IntegrityError("was changed while constants were made of it; start again", path=plan.archive)
 
 
 def _pieces_declared(plan: Plan) -> str:
+    """Return a struct with an array for each piece of the archive."""
     sizes = "".join(f"    unsigned char part{i}[{len(piece)}];\n" for i, piece in enumerate(_pieces(plan)))
     about = "/* The archive in parts that are no longer than compilers' string literals. */"
     return f"\n{about}\nstruct {plan.stem}_blob_pieces {{\n{sizes}}};\n"
 
 
 def _initialiser(piece: bytes, number: int) -> str:
+    """Return the string literal of a piece; also numbers, for C++, of a piece that does not end in a zero."""
     text = piece.rstrip(b"\0")  # elements without an initialiser are zero
     lines = [text[i : i + _LINE] for i in range(0, len(text), _LINE)] or [b""]
     literals = "\n".join('"' + "".join(map(_ESCAPED.__getitem__, line)) + '"' for line in lines)
-    if len(text) == len(piece):  # no zero to end in
+    if len(text) == len(piece):
         numbers = "{" + ",\n".join(",".join(map(str, line)) for line in lines) + "}"
         literals = f"#ifdef __cplusplus\n{numbers}\n#else\n{literals}\n#endif"
     return (",\n" if number else "") + literals + "\n"

@@ -9,11 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 from .asm import ENDIAN, packed_file, source
-from .comments import description, forms, head
+from .comments import description, head_comment, type_notes
 from .plan import Constant, Plan
 
 Language = Literal["c", "cpp"]
 OCTETS = "uint8_t", "uint8_t[NBYTES]"  # the types of a byte and of bytes
+_FLOAT_SIZES = {"float": 4, "double": 8}  # in the archive
 
 _ALIGNMENT_MACRO = """\
 #ifndef {upper}_ALIGNED
@@ -63,15 +64,11 @@ _INLINE = """\
 def files(
     plan: Plan, directory: str, *, language: Language = "c", section: str | None = None
 ) -> dict[str, Iterable[bytes]]:
-    """Return the files for a C or C++ program: `.S`, `.h` or `.hpp`, and the packed file if there is one.
-
-    No pointer table, no initialiser, no run time: each tensor is a symbol with its type.
-    """
-    flash = in_flash(section)
+    """Return the files for a C or C++ program: `.S`, `.h` or `.hpp`, and the packed file if there is one."""
     suffix, header = ("h", _header) if language == "c" else ("hpp", _cpp_header)
     return {
         f"{plan.stem}.S": source(plan, directory, section),
-        f"{plan.stem}.{suffix}": header(plan, flash),
+        f"{plan.stem}.{suffix}": header(plan, in_flash(section)),
         **packed_file(plan),
     }
 
@@ -81,25 +78,27 @@ def in_flash(section: str | None) -> bool:
     return section is not None and section.startswith(".progmem")
 
 
-def declarator(c: Constant, name: str, prefix: str = "") -> str:
-    """Return a declarator of a constant's type: `float name[64][128]`; `prefix` comes before the type's name."""
-    kind, shape = _form(c)
-    return f"{kind if kind in ('float', 'double') else prefix + kind} {name}" + "".join(f"[{dim}]" for dim in shape)
+def declarator(constant: Constant, name: str, prefix: str = "") -> str:
+    """Return a declarator of a constant's type: `float name[64][128]`; `prefix` is put before types of <stdint.h>."""
+    element, shape = _array_type(constant)
+    if element not in _FLOAT_SIZES:
+        element = prefix + element
+    return f"{element} {name}" + "".join(f"[{dim}]" for dim in shape)
 
 
-def _form(c: Constant) -> tuple[str, Sequence[int]]:
-    """Return the C type of an element, and the dimensions of an array of them."""
-    if c.dtype.c is None or c.bits < 8:
-        return "uint8_t", (c.nbytes,)
-    return c.dtype.c, (*c.shape, 2) if c.dtype.name.startswith("complex") else c.shape
+def _array_type(constant: Constant) -> tuple[str, Sequence[int]]:
+    """Return the C type of an element, and the dimensions of an array of them; packed elements are bytes."""
+    if constant.dtype.c is None or constant.bits < 8:
+        return "uint8_t", (constant.nbytes,)
+    return constant.dtype.c, (*constant.shape, 2) if constant.dtype.name.startswith("complex") else constant.shape
 
 
-def dimensions(c: Constant) -> str:
+def dimensions(constant: Constant) -> str:
     """Return the macros of a constant's numbers; rank 0 has no shape macro, since C99 has no initialiser `{}`."""
-    upper = c.identifier.upper()
-    out = [f"#define {upper}_{word.upper()} {value}\n" for word, value in c.numbers.items()]
-    if c.shape:
-        out.append(f"#define {upper}_SHAPE {{{', '.join(map(str, c.shape))}}}\n")
+    upper = constant.identifier.upper()
+    out = [f"#define {upper}_{word.upper()} {value}\n" for word, value in constant.numbers.items()]
+    if constant.shape:
+        out.append(f"#define {upper}_SHAPE {{{', '.join(map(str, constant.shape))}}}\n")
     return "".join(out)
 
 
@@ -110,43 +109,47 @@ def alignment_macro(stem: str) -> str:
 
 def assertions(plan: Plan) -> str:
     """Return checks that a C compiler's floating-point types have the archive's sizes; some small machines' differ."""
-    used = {_form(c)[0] for c in plan.constants if c.nbytes}
-    sizes = {"float": 4, "double": 8}
+    elements = {_array_type(constant)[0] for constant in plan.constants if constant.nbytes}
     return "".join(
-        f"typedef char {plan.stem}_check_{kind}[sizeof({kind}) == {nbytes} ? 1 : -1];\n"
-        for kind, nbytes in sizes.items()
-        if kind in used
+        f"typedef char {plan.stem}_check_{element}[sizeof({element}) == {nbytes} ? 1 : -1];\n"
+        for element, nbytes in _FLOAT_SIZES.items()
+        if element in elements
     )
 
 
 def _header(plan: Plan, flash: bool) -> Iterator[bytes]:
+    """Yield the C header; with `flash`, for tensors in AVR's program memory."""
     upper = plan.stem.upper()
-    yield head(plan, _about(plan, "h")).encode()
+    yield head_comment(plan, _about(plan, "h")).encode()
     yield f"#ifndef {upper}_H\n#define {upper}_H\n\n#include <stdint.h>\n".encode()
     yield f"{PROGMEM if flash else ''}\n{alignment_macro(plan.stem)}\n".encode()
     yield f'#ifdef __cplusplus\nextern "C" {{\n#endif\n\n{assertions(plan)}\n'.encode()
     yield _is_current_function(plan, "", flash).encode()
-    for c in plan.constants:
-        yield f"\n/* {description(c)} */\n{_extern(plan, c)}{dimensions(c)}".encode()
+    for constant in plan.constants:
+        yield f"\n/* {description(constant)} */\n{_extern(plan, constant)}{dimensions(constant)}".encode()
     yield f"\n#ifdef __cplusplus\n}}\n#endif\n\n#endif /* {upper}_H */\n".encode()
 
 
-def _extern(plan: Plan, c: Constant, prefix: str = "") -> str:
-    if not c.nbytes:
+def _extern(plan: Plan, constant: Constant, prefix: str = "") -> str:
+    """Return the declaration of a constant's symbol, "" for an empty one; `prefix` is that of `declarator`."""
+    if not constant.nbytes:
         return ""
-    return f"extern {plan.stem.upper()}_ALIGNED({c.alignment}) const {declarator(c, c.identifier, prefix)};\n"
+    variable = declarator(constant, constant.identifier, prefix)
+    return f"extern {plan.stem.upper()}_ALIGNED({constant.alignment}) const {variable};\n"
 
 
 def _is_current_function(plan: Plan, prefix: str, flash: bool) -> str:
+    """Return the function `STEM_is_current`, which compares the archive's two CRCs; a comment without digests."""
     if not plan.has_digests:
         return NO_DIGESTS
-    words = [f"pgm_read_dword(&{plan.stem}_check[{i}])" if flash else f"{plan.stem}_check[{i}]" for i in range(2)]
-    crcs = {"index_crc": plan.last_word & 0xFFFFFFFF, "header_crc": plan.last_word >> 32}
-    values = {**crcs, "first": words[0], "second": words[1]}
-    return _IS_CURRENT.format(upper=plan.stem.upper(), stem=plan.stem, word=f"{prefix}uint32_t", **values)
+    word = f"pgm_read_dword(&{plan.stem}_check[{{}}])" if flash else f"{plan.stem}_check[{{}}]"
+    values: dict[str, object] = {"index_crc": plan.last_word & 0xFFFFFFFF, "header_crc": plan.last_word >> 32}
+    values |= {"upper": plan.stem.upper(), "stem": plan.stem, "word": f"{prefix}uint32_t"}
+    return _IS_CURRENT.format(first=word.format(0), second=word.format(1), **values)
 
 
 def _about(plan: Plan, suffix: str) -> list[str]:
+    """Return the paragraphs at the head of the header."""
     stem, nbytes = plan.stem, plan.nbytes
     build = "cc -I. program.c" if suffix == "h" else "c++ -I. program.cpp"
     return [
@@ -156,29 +159,35 @@ def _about(plan: Plan, suffix: str) -> list[str]:
         f"   {build} {stem}.S -Wl,--gc-sections",
         "Beside each are its rank, its dimensions, how many elements and bytes it has, how many bits an element, its"
         " type's code in the format's table, and its shape as an initialiser.",
-        *forms(plan.constants, *OCTETS),
+        *type_notes(plan.constants, *OCTETS),
     ]
 
 
 def _cpp_header(plan: Plan, flash: bool) -> Iterator[bytes]:
-    """Yield the C++ header: the same symbols in a namespace, without the prefix."""
-    upper, space = plan.stem.upper(), plan.stem
-    yield head(plan, [*_about(plan, "hpp"), f"Names are in namespace {space}."]).encode()
+    """Yield the C++ header: the same symbols in a namespace, without the prefix; `flash` as in `_header`."""
+    upper, namespace = plan.stem.upper(), plan.stem
+    yield head_comment(plan, [*_about(plan, "hpp"), f"Names are in namespace {namespace}."]).encode()
     yield f"#ifndef {upper}_HPP\n#define {upper}_HPP\n\n#include <cstddef>\n#include <cstdint>\n".encode()
-    yield f"{PROGMEM if flash else ''}\n{alignment_macro(space)}\n{_INLINE.format(upper=upper)}\n".encode()
-    yield f"namespace {space} {{\n\n".encode()
+    yield f"{PROGMEM if flash else ''}\n{alignment_macro(namespace)}\n{_INLINE.format(upper=upper)}\n".encode()
+    yield f"namespace {namespace} {{\n\n".encode()
     yield f'extern "C" {{\n{_is_current_function(plan, "std::", flash)}}}\n\n{assertions(plan)}'.encode()
-    for c in plan.constants:
-        name = c.local
-        yield f"\n/* {description(c)} */\n".encode()
-        if c.nbytes:
-            yield f'extern "C" {{\n{_extern(plan, c, "std::")}}}\n'.encode()
-        if c.nbytes and name != c.identifier:
-            reference = declarator(c, f"(&{name})" if _form(c)[1] else f"&{name}", "std::")  # g++ warns of others
-            yield f"{upper}_INLINE const {reference} = {c.identifier};\n".encode()
-        sizes = {word: value for word, value in c.numbers.items() if not word.startswith("dim")}  # the shape has them
-        values = "".join(f"{upper}_INLINE std::size_t {name}_{word} = {value};\n" for word, value in sizes.items())
-        if c.shape:
-            values += f"{upper}_INLINE std::size_t {name}_shape[] = {{{', '.join(map(str, c.shape))}}};\n"
-        yield values.encode()
-    yield f"\n}} /* namespace {space} */\n\n#undef {upper}_INLINE\n#endif /* {upper}_HPP */\n".encode()
+    for constant in plan.constants:
+        yield _cpp_constant(plan, constant).encode()
+    yield f"\n}} /* namespace {namespace} */\n\n#undef {upper}_INLINE\n#endif /* {upper}_HPP */\n".encode()
+
+
+def _cpp_constant(plan: Plan, constant: Constant) -> str:
+    """Return the C++ declarations of a constant: its symbol, a reference by its local name, and its numbers."""
+    inline, name = f"{plan.stem.upper()}_INLINE", constant.local
+    out = f"\n/* {description(constant)} */\n"
+    if constant.nbytes:
+        out += f'extern "C" {{\n{_extern(plan, constant, "std::")}}}\n'
+    if constant.nbytes and name != constant.identifier:
+        by_reference = f"(&{name})" if _array_type(constant)[1] else f"&{name}"  # g++ warns of needless parentheses
+        out += f"{inline} const {declarator(constant, by_reference, 'std::')} = {constant.identifier};\n"
+    for word, value in constant.numbers.items():
+        if not word.startswith("dim"):  # the shape has them
+            out += f"{inline} std::size_t {name}_{word} = {value};\n"
+    if constant.shape:
+        out += f"{inline} std::size_t {name}_shape[] = {{{', '.join(map(str, constant.shape))}}};\n"
+    return out

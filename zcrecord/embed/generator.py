@@ -26,7 +26,7 @@ from .plan import Plan, plan, record_of
 from .write_files import make_folder, write
 
 Language = Literal["c", "cpp", "asm", "rust", "python"]
-BlobForm = Literal["incbin", "embed", "string"]
+BlobForm = blobs.Form
 
 LANGUAGES: dict[str, frozenset[str]] = {  # each with its options
     "c": frozenset({"alignment", "blob", "prefix", "reader", "section"}),
@@ -116,8 +116,8 @@ def generate(
         ('out/model.S', 'out/model.h')
     """
     options = {"blob": blob, "assembly": assembly, "section": section, "prefix": prefix, "alignment": alignment}
-    if wrong := out_of_place(lang, {**options, "reader": reader}):
-        raise UnsupportedError(wrong)
+    if fault := out_of_place(lang, {**options, "reader": reader}):
+        raise UnsupportedError(fault)
     folder, record = local_folder(directory), record_of(source)
     path = str(record.archive.path)
     stem = stem_of(path) if name is None else check_name(name)
@@ -125,17 +125,17 @@ def generate(
     with _untuned_copy(record, folder, form) as untuned:
         selection: dict[str, Any] = {"select": select, "exclude": exclude, "prefix": prefix, "alignment": alignment}
         planned = plan(untuned or record, name=stem, **selection)
-        more: dict[str, Iterable[bytes]] = {}
+        copies: dict[str, Iterable[bytes]] = {}
         if untuned is not None and form.reads_archive:  # compilers read it
             copy = f"{stem}_untuned.zcr"
-            more[copy] = _pieces(untuned)
+            copies[copy] = _pieces(untuned)
             planned = replace(planned, archive=os.path.join(folder, copy))
-        written = write({**form.files(planned, folder), **more}, folder, force=force)
-    return _report_of(planned, path, form, written)
+        paths = write({**form.files(planned, folder), **copies}, folder, force=force)
+    return _report_of(planned, path, form, paths)
 
 
 class _Form(NamedTuple):
-    """One form of sources, with its options."""
+    """The form of the sources, as the arguments of `generate` choose it."""
 
     lang: Language
     blob: BlobForm | None
@@ -171,10 +171,7 @@ class _Form(NamedTuple):
 
 @contextlib.contextmanager
 def _untuned_copy(record: Record, folder: str, form: _Form) -> Iterator[str | None]:
-    """Yield the path of a scratch file with the archive's bytes from before it was tuned.
-
-    Yields None if the archive is not tuned, or the program does not contain the whole archive.
-    """
+    """Yield a scratch copy of the archive from before it was tuned; None if it is not tuned, or not needed whole."""
     archive = record.archive.root
     part = tuned.read_tuned(archive) if form.has_archive else None
     if part is None:
@@ -195,37 +192,38 @@ def _pieces(path: str) -> Iterator[bytes]:
         yield from iter(lambda: file.read(_PIECE), b"")
 
 
-def _report_of(planned: Plan, path: str, form: _Form, written: list[str]) -> EmbedReport:
-    """Return the report of files that were generated from a plan."""
-    constants, lang, blob = planned.constants, form.lang, form.blob is not None
-    strided = tuple(c.name for c in constants if c.repacked)
-    whole = blob or (lang == "python" and not planned.left_out)
-    renamed = [(c.name, c.identifier) for c in constants if c.renamed and lang != "python"]
-    if lang in ("cpp", "rust") and not blob:
-        locals_ = [(c.name, c.local) for c in constants if c.renamed_locally]
-        renamed = [(name, local.upper() if lang == "rust" else local) for name, local in locals_]
+def _report_of(planned: Plan, path: str, form: _Form, files: list[str]) -> EmbedReport:
+    """Return the report of files that were generated from a plan of the archive at `path`."""
+    constants, lang, is_blob = planned.constants, form.lang, form.blob is not None
+    strided = tuple(constant.name for constant in constants if constant.repacked)
+    has_archive = is_blob or (lang == "python" and not planned.left_out)
+    renamed = [(constant.name, constant.identifier) for constant in constants if constant.renamed and lang != "python"]
+    if lang in ("cpp", "rust") and not is_blob:  # these have local names
+        renamed = [(constant.name, constant.local) for constant in constants if constant.renamed_locally]
+    if lang == "rust":
+        renamed = [(name, local.upper()) for name, local in renamed]
     return EmbedReport(
         archive=path,
         lang=lang,
-        files=tuple(written),
+        files=tuple(files),
         tensors=len(constants),
-        nbytes=planned.archive_size if whole else planned.nbytes,
-        shared=sum(c.base is not None for c in constants),
-        empty=sum(not c.nbytes for c in constants),
+        nbytes=planned.archive_size if has_archive else planned.nbytes,
+        shared=sum(constant.base is not None for constant in constants),
+        empty=sum(not constant.nbytes for constant in constants),
         left_out=planned.left_out,
         renamed=tuple(renamed),
-        repacked=() if blob or lang == "python" else strided,
-        unplaced=strided if blob else (),
+        repacked=() if is_blob or lang == "python" else strided,
+        unplaced=strided if is_blob else (),
     )
 
 
 def out_of_place(lang: str, options: dict[str, Any]) -> str | None:
-    """Return a sentence about an option that a language does not have; None if it has all of them."""
+    """Return the fault of the first argument of `generate` that is wrong for the language; None if all are right."""
     if lang not in LANGUAGES:
         return f"lang {lang!r} is not known; {', '.join(LANGUAGES)}"
     for name, value in options.items():
         if value not in (None, False) and name not in LANGUAGES[lang]:
-            languages = ", ".join(known for known, names in LANGUAGES.items() if name in names)
+            languages = ", ".join(language for language, names in LANGUAGES.items() if name in names)
             return f"{name} means nothing to {lang}; it is for {languages}"
     if (blob := options.get("blob")) not in (None, *get_args(BlobForm)):
         return f"blob {blob!r} is not known; {', '.join(get_args(BlobForm))}"

@@ -104,6 +104,7 @@ def cleaned(name: str) -> str:
 
 
 def _to_snake_case(name: str) -> str:
+    """Return a name in lower case, with one underscore for each run of other characters than ASCII letters, digits."""
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
 
 
@@ -143,17 +144,17 @@ class Identifier(NamedTuple):
 
 
 def identifiers(names: Sequence[str], *, prefix: str, stem: str) -> list[Identifier]:
-    """Return an identifier for each name.
+    """Return an identifier for each name, in that order; the same names give the same identifiers.
 
-    All start with `prefix`. None is a word of C, C++, Rust, Python or an assembler. No two differ only in their case.
-    None is another identifier with a generator's suffix: beside `w` there is no `w_shape`. The first name keeps its
-    plain form; later ones are numbered from 2 in the order of `names`. So the same names give the same identifiers.
+    All start with `prefix`. None is a word of C, C++, Rust, Python or an assembler, nor one that generators derive from
+    `stem` or another identifier: beside `w` there is no `w_shape`. No two differ only in their case. The first of equal
+    ones keeps its plain form; later ones are numbered from 2.
     """
     used = _UsedIdentifiers(f"{stem}_{word}" for word in PER_FILE)
     used.add(stem)
     plain = [_legal_identifier(cleaned(name) or "tensor", prefix) for name in names]
     out = [identifier if used.add(identifier) else "" for identifier in plain]
-    numbers: dict[str, int] = {}  # the last one of each identifier: many names may collide
+    numbers: dict[str, int] = {}  # the last one of each identifier, or many equal names would take quadratic time
     for i, identifier in enumerate(plain):
         if not out[i]:
             number = numbers.get(identifier, 1) + 1
@@ -172,7 +173,7 @@ class _UsedIdentifiers:
         self._bases: set[str] = set()  # identifiers that become used ones when a generator appends a word
 
     def add(self, identifier: str) -> bool:
-        """Return True if an identifier was free, which is in use then."""
+        """Take an identifier; return False, and take nothing, if it or one derived from it is in use."""
         base, _, word = identifier.rpartition("_")
         derived = bool(base) and (word in DERIVED or _DIM.fullmatch(word) is not None)
         if identifier in self._used or identifier in self._bases or (derived and base in self._used):

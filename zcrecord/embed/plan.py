@@ -70,7 +70,7 @@ class Constant:
 
     @property
     def numbers(self) -> dict[str, int]:
-        """Its numbers, by the word that is appended to its identifier for each."""
+        """Rank, dimensions, sizes and dtype code, each by the word that is appended to the identifier for it."""
         dims = {f"dim{i}": dim for i, dim in enumerate(self.shape)}
         sizes = {"count": prod(self.shape), "nbytes": self.nbytes, "bits": self.bits, "dtype": self.dtype.code}
         return {"rank": len(self.shape), **dims, **sizes}
@@ -103,21 +103,21 @@ class Plan:
     @property
     def nbytes(self) -> int:
         """Bytes of the tensors, shared ones counted once."""
-        return sum(c.nbytes for c in self.constants if c.base is None)
+        return sum(constant.nbytes for constant in self.constants if constant.base is None)
 
     def packed_chunks(self) -> Iterator[bytes]:
         """Yield the bytes of the packed file: strided tensors in C order, zeros between. Holds 16 MiB at a time."""
         payloads = Payloads(self.record.archive)
         infos = {info.name: info for info in payloads.infos}
         position = 0
-        for c in self.constants:
-            if c.repacked and c.base is None:
-                yield bytes(c.offset - position)
-                for block in payloads.pieces(infos[c.name]):
+        for constant in self.constants:
+            if constant.repacked and constant.base is None:
+                yield bytes(constant.offset - position)
+                for block in payloads.pieces(infos[constant.name]):
                     for start in range(0, len(block), PIECE):
                         yield bytes(block[start : start + PIECE])
                 payloads.release()
-                position = c.offset + c.nbytes
+                position = constant.offset + constant.nbytes
 
 
 def plan(
@@ -129,27 +129,24 @@ def plan(
     name: str | None = None,
     alignment: int | None = None,
 ) -> Plan:
-    """Return an archive's tensors as constants; arguments and errors are those of `generate`.
-
-    A tensor's identifier does not depend on the selection.
-    """
+    """Return an archive's tensors as constants, and keep its mapping; arguments and errors are those of `generate`."""
     record = record_of(source)
     path, header, infos = str(record.archive.path), record.archive.header, list(record.infos())
-    least = 1 if alignment is None else check_alignment(alignment)
+    least_alignment = 1 if alignment is None else check_alignment(alignment)
     names = [info.name for info in infos]
     stem = stem_of(path) if name is None else check_name(name)
     full_ids = identifiers(names, prefix=check_prefix(f"{stem}_" if prefix is None else prefix), stem=stem)
     local_ids = full_ids if prefix is not None else identifiers(names, prefix="", stem=stem)
-    chosen = _chosen_names(names, select, exclude)
-    selected = [i for i, full in enumerate(names) if full in chosen]
-    alignment = max(header.alignment, least)
+    selected_names = _selected_names(names, select, exclude)
+    selected = [i for i, full_name in enumerate(names) if full_name in selected_names]
+    alignment = max(header.alignment, least_alignment)
     constants = [_constant(infos[i], full_ids[i], local_ids[i], alignment, path) for i in selected]
     constants, packed_size = _with_packed_offsets(_with_shared_bytes([infos[i] for i in selected], constants))
     return Plan(
         stem=stem,
         archive=path,
         archive_size=header.archive_size,
-        base_alignment=max(header.base_alignment, least),
+        base_alignment=max(header.base_alignment, least_alignment),
         last_word=int.from_bytes(record.archive.buffer[-8:], "little"),
         constants=tuple(constants),
         packed_size=packed_size,
@@ -162,23 +159,25 @@ def plan(
 def check_places(planned: Plan) -> None:
     """Raise UnsupportedError unless each tensor that stays in the archive has the plan's alignment there."""
     alignment = planned.record.archive.header.alignment
-    for c in planned.constants:
-        stored = max(payload_alignment(c.nbytes, alignment), item_alignment(c.dtype))
-        if c.base is None and c.place == "archive" and c.alignment > stored and c.offset % c.alignment:
-            text = f"its offset is not a multiple of {c.alignment}; save the archive with that alignment"
-            raise UnsupportedError(f"{text}, or have each tensor placed by itself", path=planned.archive, tensor=c.name)
+    for constant in planned.constants:
+        stored = max(payload_alignment(constant.nbytes, alignment), item_alignment(constant.dtype))
+        in_archive = constant.base is None and constant.place == "archive"
+        if in_archive and constant.alignment > stored and constant.offset % constant.alignment:
+            advice = "save the archive with that alignment, or have each tensor placed by itself"
+            fault = f"its offset is not a multiple of {constant.alignment}; {advice}"
+            raise UnsupportedError(fault, path=planned.archive, tensor=constant.name)
 
 
 def item_alignment(dtype: DType) -> int:
-    """Return the alignment of an element in every language: 8 at most."""
+    """Return the alignment in bytes that an element needs in any of the languages: 8 at most."""
     if not dtype.bits:
         return 8  # strings: their offsets are u64
-    whole = dtype.bits // 2 if dtype.name.startswith("complex") else dtype.bits
-    return 1 if dtype.c is None else max(1, min(8, whole // 8))
+    bits = dtype.bits // 2 if dtype.name.startswith("complex") else dtype.bits
+    return 1 if dtype.c is None else max(1, min(8, bits // 8))
 
 
 def record_of(source: Any) -> Record:
-    """Return the record of an archive; raise UnsupportedError if it is in memory, packed, or part of another file."""
+    """Return the record of an archive; UnsupportedError unless it is one file of its own, and not packed."""
     record: Record
     if isinstance(source, Record):
         record = source
@@ -199,17 +198,17 @@ def record_of(source: Any) -> Record:
     return record
 
 
-def _chosen_names(names: Sequence[str], select: Patterns | None, exclude: Patterns | None) -> set[str]:
+def _selected_names(names: Sequence[str], select: Patterns | None, exclude: Patterns | None) -> set[str]:
     """Return the names that `select` matches and `exclude` does not; each pattern must match a name."""
     selected, excluded = ([p] if isinstance(p, str) else list(p or ()) for p in (select, exclude))
     name_filter = NameFilter(None if select is None else selected, excluded)
     for pattern in (*selected, *excluded):
         if not any(map(matcher([pattern], below=True), names)):
             raise TensorNotFoundError(pattern, lambda: names)
-    chosen = set(filter(name_filter, names))
-    if names and not chosen:
+    names_left = set(filter(name_filter, names))
+    if names and not names_left:
         raise UnsupportedError(f"select and exclude ({name_filter.text}) leave no tensor; widen them")
-    return chosen
+    return names_left
 
 
 def _constant(info: TensorInfo, full: Identifier, local: Identifier, alignment: int, path: str) -> Constant:
@@ -218,7 +217,8 @@ def _constant(info: TensorInfo, full: Identifier, local: Identifier, alignment: 
     if strided and info.dtype.c is None and info.dtype.bits:
         fault = f"it is strided, and of an element type ({info.dtype.name}) not known here"
         raise UnsupportedError(f"{fault}; upgrade zcrecord, or exclude it", path=path, tensor=info.name)
-    least = item_alignment(info.dtype)
+    element_alignment = item_alignment(info.dtype)
+    payload = payload_alignment(info.nbytes, alignment) if info.nbytes else 1
     return Constant(
         name=info.name,
         identifier=full.text,
@@ -231,51 +231,53 @@ def _constant(info: TensorInfo, full: Identifier, local: Identifier, alignment: 
         nbytes=info.nbytes,
         place=("packed" if strided else "archive") if info.nbytes else None,
         offset=info.offset if info.nbytes and not strided else 0,
-        alignment=max(payload_alignment(info.nbytes, alignment), least) if info.nbytes else least,
+        alignment=max(payload, element_alignment),
     )
 
 
 def _with_shared_bytes(infos: Sequence[TensorInfo], constants: Sequence[Constant]) -> list[Constant]:
     """Return the constants; one whose bytes lie in another's becomes a part of that one.
 
-    Views that overlap only in part get bytes of their own.
+    Views that overlap only in part get bytes of their own. Strided tensors share bytes only if they are the same view.
     """
     out = list(constants)
-    dense = [i for i, c in enumerate(out) if c.place == "archive"]
-    dense.sort(key=lambda i: (out[i].offset, -out[i].nbytes, i))
+    by_offset = [i for i, constant in enumerate(out) if constant.place == "archive"]
+    by_offset.sort(key=lambda i: (out[i].offset, -out[i].nbytes, i))
     base: int | None = None  # the last one with bytes of its own; no other can contain the next
-    for i in dense:
+    for i in by_offset:
         if base is not None and out[i].offset + out[i].nbytes <= out[base].offset + out[base].nbytes:
             out[i] = _constant_in(out[i], out[base], infos[i].payload == infos[base].payload)
         else:
             base = i
-    packed: dict[Any, int] = {}
+    firsts: dict[Any, int] = {}  # by strided view
     for i, info in enumerate(infos):
         if out[i].repacked:
-            first = packed.setdefault((info.offset, info.shape, info.strides, info.bits), i)
+            first = firsts.setdefault((info.offset, info.shape, info.strides, info.bits), i)
             if first != i:
                 out[i] = _constant_in(out[i], out[first], info.payload == infos[first].payload)
     return out
 
 
-def _constant_in(c: Constant, base: Constant, one_payload: bool) -> Constant:
-    offset = c.offset - base.offset
-    whole = offset == 0 and c.nbytes == base.nbytes
-    shared = ("tied" if one_payload else "equal") if whole else "view"
+def _constant_in(constant: Constant, base: Constant, same_payload: bool) -> Constant:
+    """Return a constant as a part of `base`, which has its bytes."""
+    offset = constant.offset - base.offset
+    shared = "view"
+    if offset == 0 and constant.nbytes == base.nbytes:
+        shared = "tied" if same_payload else "equal"
     alignment = min(base.alignment, offset & -offset) if offset else base.alignment
-    c = replace(c, base=base.identifier, base_name=base.name, base_offset=offset)
-    return replace(c, shared=shared, alignment=alignment)
+    part: dict[str, Any] = {"base": base.identifier, "base_name": base.name, "base_offset": offset}
+    return replace(constant, **part, shared=shared, alignment=alignment)
 
 
 def _with_packed_offsets(constants: Iterable[Constant]) -> tuple[list[Constant], int]:
     """Return the constants with their offsets in the packed file, and that file's size."""
     out, end = [], 0
     placed: dict[str, int] = {}
-    for c in constants:
-        if c.place == "packed":
-            if c.base is None:
-                offset = placed[c.identifier] = align_up(end, c.alignment)
-                end = offset + c.nbytes
-            c = replace(c, offset=placed[c.base or c.identifier])
-        out.append(c)
+    for constant in constants:
+        if constant.place == "packed":
+            if constant.base is None:
+                offset = placed[constant.identifier] = align_up(end, constant.alignment)
+                end = offset + constant.nbytes
+            constant = replace(constant, offset=placed[constant.base or constant.identifier])
+        out.append(constant)
     return out, end

@@ -89,6 +89,7 @@ def files(plan: Plan) -> dict[str, Iterable[bytes]]:
 
 
 def _module(plan: Plan) -> Iterator[bytes]:
+    """Yield the module's source: names and types of the tensors, then the archive as a literal."""
     count = "1 tensor" if len(plan.constants) == 1 else f"{len(plan.constants)} tensors"
     title = f"{count} of an archive, {plan.nbytes} bytes without what is shared, as a Python constant."
     tensors = "".join(f"    {c.name!a}: {(c.dtype.name, c.shape)!r},\n" for c in plan.constants)
@@ -101,14 +102,15 @@ def _module(plan: Plan) -> Iterator[bytes]:
 
 
 def _bytes(plan: Plan) -> Iterator[bytes]:
+    """Yield the constant's bytes, a MiB at a time: the archive, or a new one of the selected tensors."""
     archive = plan.record.archive
     if archive.whole and not plan.left_out:
         archive.fetch()
         for start in range(0, len(archive.buffer), _PIECE):
             yield bytes(archive.buffer[start : start + _PIECE])
         return
-    chosen = {c.name for c in plan.constants}
+    names = {constant.name for constant in plan.constants}
     with tempfile.TemporaryFile() as file:
-        save_record(plan.record.select(lambda info: info.name in chosen), file)
+        save_record(plan.record.select(lambda info: info.name in names), file)
         file.seek(0)
         yield from iter(lambda: file.read(_PIECE), b"")

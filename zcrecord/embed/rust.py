@@ -15,10 +15,10 @@ from zcrecord.storage.files import real_path
 from zcrecord.storage.stream_reader import StreamReader
 
 from .asm import packed_file, sections
-from .comments import description, forms, head, literal, path_between
+from .comments import description, head_comment, literal, path_between, type_notes
 from .plan import Constant, Plan, check_places
 
-_TRACKED = 16 << 20  # bytes; for more, a compiler takes seconds and hundreds of MB, and it fails for a GB
+_MOST_TRACKED = 16 << 20  # bytes; for more, a compiler takes seconds and hundreds of MB, and it fails for a GB
 
 _MODULE = """\
 #[allow(unused_imports)]
@@ -97,12 +97,12 @@ def files(
     if not assembly:
         check_places(plan)
     body = _assembly_form(plan, directory, arguments) if assembly else _include_bytes_form(plan, directory, section)
-    texts = itertools.chain([head(plan, _about(plan, assembly)), "\n", _MODULE], body, ["}\n"])
+    texts = itertools.chain([head_comment(plan, _about(plan, assembly)), "\n", _MODULE], body, ["}\n"])
     return {f"{plan.stem}.rs": map(str.encode, texts), **packed_file(plan)}
 
 
 def _about(plan: Plan, assembly: bool) -> list[str]:
-    """Return the lines of the comment at the top of a Rust file."""
+    """Return the paragraphs of the comment at the top of a Rust file."""
     linking = (
         "Each is a symbol of its own, and the linker drops those that nothing uses."
         if assembly
@@ -116,41 +116,42 @@ def _about(plan: Plan, assembly: bool) -> list[str]:
         f'   mod {plan.stem} {{ include!(concat!(env!("OUT_DIR"), "/{plan.stem}.rs")); }}',
         "In a crate that forbids unsafe code this module has to be a crate of its own: bytes become arrays here, which"
         " is sound for numbers, whose every pattern of bits is one.",
-        *forms(plan.constants, "u8", "[u8; NBYTES]"),
+        *type_notes(plan.constants, "u8", "[u8; NBYTES]"),
     ]
 
 
 def _include_bytes_form(plan: Plan, directory: str, section: str | None) -> Iterator[str]:
     """Yield the form with one static for the archive, and one for the tensors that were put into C order."""
     upper = plan.stem.upper()
-    alignment = max([plan.base_alignment, *(c.alignment for c in plan.constants)])
-    wrapped = "{}" if section is None else "zcr_static! {{ _, {} }}"
+    alignment = max([plan.base_alignment, *(constant.alignment for constant in plan.constants)])
+    in_section = "{}" if section is None else "zcr_static! {{ _, {} }}"
     yield _archive_constant(plan, directory)
     if section is not None:
         attribute = f'link_section = "{section}{plan.stem if section.endswith(".") else ""}"'
         new, old = (f"#[cfg_attr({_ELF}, {attribute})] $($item)*" for attribute in (f"unsafe({attribute})", attribute))
         yield _BY_EDITION.format(name="zcr_static", new=new, old=old)
-    static = wrapped.format("static ZCR__BLOB: Blob = Blob(*ZCR__FILE);")
+    static = in_section.format("static ZCR__BLOB: Blob = Blob(*ZCR__FILE);")
     yield _BLOB.format(kind="Blob", nbytes=plan.archive_size, static=static, alignment=alignment)
     yield _ARCHIVE.format(upper=upper)
     if plan.packed_size:
         path = _string(f"{plan.stem}_packed.bin")
         yield _FILE.format(const="ZCR__PACKED_FILE", nbytes=plan.packed_size, path=path)
-        static = wrapped.format("static ZCR__PACKED: Packed = Packed(*ZCR__PACKED_FILE);")
+        static = in_section.format("static ZCR__PACKED: Packed = Packed(*ZCR__PACKED_FILE);")
         yield _BLOB.format(kind="Packed", nbytes=plan.packed_size, static=static, alignment=alignment)
-    for c in plan.constants:
-        blob = "ZCR__PACKED" if c.place == "packed" else "ZCR__BLOB"
-        yield _declaration(c, f"&*({blob}.0.as_ptr().add({c.offset}) as *const {_type(c)})")
+    for constant in plan.constants:
+        blob = "ZCR__PACKED" if constant.place == "packed" else "ZCR__BLOB"
+        yield _declaration(constant, f"&*({blob}.0.as_ptr().add({constant.offset}) as *const {_array_type(constant)})")
 
 
 def _assembly_form(plan: Plan, directory: str, arguments: dict[str, str]) -> Iterator[str]:
-    """Yield the form with a symbol for each tensor."""
-    if plan.archive_size < _TRACKED:
+    """Yield the form with a symbol for each tensor; `arguments` are those of `.section`, from `asm.sections`."""
+    if plan.archive_size < _MOST_TRACKED:
         yield _archive_constant(plan, directory)  # not linked; by it the compiler notices changes
     yield "\n// Each symbol has a section of its own, which a linker drops where nothing uses it.\n"
     yield "macro_rules! symbols {\n    ($($line:literal)*) => {\n"
-    for cfg, (form, aligned, mark) in _TARGETS.items():
-        macros = "".join(f'    r##"{line}"##,\n' for line in _macros(arguments[form], aligned, mark, elf=cfg == _ELF))
+    for cfg, (object_format, alignment, prefix) in _TARGETS.items():
+        lines = _macros(arguments[object_format], alignment, prefix, elf=cfg == _ELF)
+        macros = "".join(f'    r##"{line}"##,\n' for line in lines)
         end = '$($line,)* ".purgem zcr_at", ".purgem zcr_set", ".text", options(raw)'
         yield f"#[cfg({cfg})]\ncore::arch::global_asm!(\n{macros}    {end}\n);\n"
     yield _NO_WASM
@@ -161,37 +162,38 @@ def _assembly_form(plan: Plan, directory: str, arguments: dict[str, str]) -> Ite
     yield "}\n"
     yield _BY_EDITION.format(name="zcr_symbols", new='unsafe extern "C" { $($item)* }', old='extern "C" { $($item)* }')
     yield "\nzcr_symbols! { _,\n"
-    for c in plan.constants:
-        if c.nbytes:
-            yield f'    #[link_name = "{c.identifier}"]\n    static ZCR__AT_{c.identifier.upper()}: {_type(c)};\n'
+    for constant in plan.constants:
+        if constant.nbytes:
+            static = f"static ZCR__AT_{constant.identifier.upper()}: {_array_type(constant)};"
+            yield f'    #[link_name = "{constant.identifier}"]\n    {static}\n'
     yield "}\n"
-    for c in plan.constants:
-        yield _declaration(c, f"&ZCR__AT_{c.identifier.upper()}")
+    for constant in plan.constants:
+        yield _declaration(constant, f"&ZCR__AT_{constant.identifier.upper()}")
 
 
-def _macros(section: str, aligned: Iterable[str], mark: str, *, elf: bool) -> list[str]:
-    """Return the assembler's macros that define a symbol, and that name a part of one."""
-    hidden = [r".hidden \name", r".type \name, %object", r".size \name, \nbytes"] if elf else []
-    out = [".macro zcr_at name, log2, nbytes", f".section {section}", *aligned]
-    out += [rf".globl {mark}\name", *hidden, rf"{mark}\name:", ".endm"]
-    out += [".macro zcr_set name, base, offset, nbytes", rf".globl {mark}\name", *hidden]
-    return [*out, rf".set {mark}\name, {mark}\base + \offset", ".endm"]
+def _macros(section: str, alignment: Iterable[str], prefix: str, *, elf: bool) -> list[str]:
+    """Return the lines of two assembler macros: one defines a symbol, one names a part; `prefix` goes before names."""
+    attributes = [r".hidden \name", r".type \name, %object", r".size \name, \nbytes"] if elf else []
+    out = [".macro zcr_at name, log2, nbytes", f".section {section}", *alignment]
+    out += [rf".globl {prefix}\name", *attributes, rf"{prefix}\name:", ".endm"]
+    out += [".macro zcr_set name, base, offset, nbytes", rf".globl {prefix}\name", *attributes]
+    return [*out, rf".set {prefix}\name, {prefix}\base + \offset", ".endm"]
 
 
 def _symbol_lines(plan: Plan, directory: str) -> Iterator[str]:
-    """Yield a symbol for each tensor, with its bytes from the file at an absolute path."""
-    places = {"archive": plan.archive, "packed": os.path.join(directory, f"{plan.stem}_packed.bin")}
-    paths = {place: literal(real_path(path).encode(errors="surrogateescape")) for place, path in places.items()}
-    for c in plan.constants:
-        if c.base is not None:
-            yield f"zcr_set {c.identifier}, {c.base}, {c.base_offset}, {c.nbytes}"
-        elif c.nbytes:
-            yield f"zcr_at {c.identifier}, {c.alignment.bit_length() - 1}, {c.nbytes}"
-            yield f".incbin {paths[c.place or '']}, {c.offset}, {c.nbytes}"
+    """Yield the assembler's lines that define each tensor's symbol, with its bytes from a file at an absolute path."""
+    files_by_place = {"archive": plan.archive, "packed": os.path.join(directory, f"{plan.stem}_packed.bin")}
+    paths = {place: literal(real_path(file).encode(errors="surrogateescape")) for place, file in files_by_place.items()}
+    for constant in plan.constants:
+        if constant.base is not None:
+            yield f"zcr_set {constant.identifier}, {constant.base}, {constant.base_offset}, {constant.nbytes}"
+        elif constant.nbytes:
+            yield f"zcr_at {constant.identifier}, {constant.alignment.bit_length() - 1}, {constant.nbytes}"
+            yield f".incbin {paths[constant.place or '']}, {constant.offset}, {constant.nbytes}"
 
 
 def _archive_constant(plan: Plan, directory: str) -> str:
-    """Return the archive's bytes as a constant, and a check that they are still the same."""
+    """Return the archive's bytes as a constant, and a check at compile time that the archive is still the same."""
     path = path_between(directory, plan.archive)
     included = _FILE.format(const="ZCR__FILE", nbytes=plan.archive_size, path=_string(path))
     return included + (_CHECK.format(crc=plan.last_word) if plan.has_digests else "")
@@ -205,14 +207,18 @@ def _fingerprint(plan: Plan) -> int:
         return digest_of_pieces(reader.pieces(plan.archive_size))
 
 
-def _declaration(c: Constant, value: str) -> str:
-    name = c.local.upper()
-    kind = "u64" if max(c.shape, default=0) >> 32 else "usize"
-    static = f"pub static {name}: &{_type(c)} = unsafe {{ {value} }};\n" if c.nbytes else ""
-    about = f"/// {description(c)}\n" if c.nbytes else f"// {description(c)}\n"
-    out = f"\n{about}{static}pub const {name}_NAME: &str = {_string(c.name)};\n"
-    out += f"pub const {name}_DTYPE: &str = {_string(c.dtype.name)};\npub const {name}_BITS: u8 = {c.bits};\n"
-    return out + f"pub const {name}_SHAPE: [{kind}; {len(c.shape)}] = [{', '.join(map(str, c.shape))}];\n"
+def _declaration(constant: Constant, value: str) -> str:
+    """Return a constant's static with this value, none if it is empty, and constants of its name, type and shape."""
+    name = constant.local.upper()
+    out = f"\n// {description(constant)}\n"
+    if constant.nbytes:
+        out = f"\n/// {description(constant)}\npub static {name}: &{_array_type(constant)} = unsafe {{ {value} }};\n"
+    out += f"pub const {name}_NAME: &str = {_string(constant.name)};\n"
+    out += f"pub const {name}_DTYPE: &str = {_string(constant.dtype.name)};\n"
+    out += f"pub const {name}_BITS: u8 = {constant.bits};\n"
+    integer = "u64" if max(constant.shape, default=0) >> 32 else "usize"
+    dims = ", ".join(map(str, constant.shape))
+    return out + f"pub const {name}_SHAPE: [{integer}; {len(constant.shape)}] = [{dims}];\n"
 
 
 def _string(text: str) -> str:
@@ -220,10 +226,11 @@ def _string(text: str) -> str:
     return f'"{"".join(plain)}"'
 
 
-def _type(c: Constant) -> str:
-    if c.dtype.rust is None or c.bits < 8:
-        return f"[u8; {c.nbytes}]"
-    out = c.dtype.rust
-    for dim in reversed(c.shape):
+def _array_type(constant: Constant) -> str:
+    """Return the Rust type of a constant: an array of arrays, or of bytes if Rust has no such elements."""
+    if constant.dtype.rust is None or constant.bits < 8:
+        return f"[u8; {constant.nbytes}]"
+    out = constant.dtype.rust
+    for dim in reversed(constant.shape):
         out = f"[{out}; {dim}]"
     return out

@@ -17,7 +17,7 @@ from zcrecord.storage.scratch import folder_locks
 
 _MARKS = (b"zcrecord", b"0BSD")  # both are at the start of every generated text
 _BINARY = "_packed.bin", "_untuned.zcr"  # follow the stem of generated text in the same folder
-_START = 1024
+_START = 1024  # bytes that are read of a file to recognise it
 
 
 def write(files: Mapping[str, Iterable[bytes]], folder: str | os.PathLike[str], *, force: bool = False) -> list[str]:
@@ -62,13 +62,13 @@ def make_folder(folder: str | os.PathLike[str]) -> None:
 
 
 def _is_generated(path: str) -> bool:
-    """Return True if a file was generated: it has the marks, or it is one of _BINARY beside a file with them."""
+    """Return True if a file was generated, or is empty: it has the marks, or is one of _BINARY beside such a file."""
     folder, name = os.path.split(path)
-    binary = next((suffix for suffix in _BINARY if name.endswith(suffix)), None)
+    suffix = next((suffix for suffix in _BINARY if name.endswith(suffix)), None)
     try:
         texts = [path]
-        if binary is not None:
-            stem = name.removesuffix(binary)
+        if suffix is not None:
+            stem = name.removesuffix(suffix)
             siblings = (os.path.join(folder, n) for n in os.listdir(folder or ".") if n.startswith(stem))
             texts = [sibling for sibling in siblings if sibling != path and os.path.isfile(sibling)]
         starts = (read_start(text, _START) for text in texts)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from zcrecord import formats
@@ -24,18 +24,9 @@ from zcrecord.errors import (
 )
 from zcrecord.storage.files import is_url, place_for, refusals
 
+from . import stamps
 from .jobs import Job
 from .sources import GONE, Model, label
-from .stamps import (
-    is_current,
-    metadata_of,
-    read_refusal,
-    read_stamp,
-    remove_refusal,
-    stamp_of,
-    version_at,
-    write_refusal,
-)
 
 State = Literal["converted", "kept", "refused"]
 
@@ -83,42 +74,43 @@ def convert_one(job: Job) -> Outcome:
         ('converted', 'kept')
     """
     started = time.perf_counter()
-    state, error, nbytes = _run(job)
-    return Outcome(job, state, error, nbytes, time.perf_counter() - started)
+    return replace(_run(job), seconds=time.perf_counter() - started)
 
 
-def _run(job: Job) -> tuple[State, str, int]:
-    """Run a job; return state, error and bytes of the archive."""
+def _run(job: Job) -> Outcome:
+    """Run a job, unless its archive or refusal is current; return the outcome, without the time."""
     model = Model(job.source, job.source_format, job.storage_options)
     model.note([model.name])
     if model.versions[model.name] == GONE:
         raise SourceNotFoundError("no such file", path=label(job.source))
-    replaces = None if job.force else version_at(job.dest, job.dest_storage_options)
-    stamp = read_stamp(job)
-    if stamp and not job.force and is_current(stamp, job, model):
-        return "kept", "", 0
-    refusal = read_refusal(job)
-    if refusal is not None and not job.force and is_current(refusal[0], job, model):
-        return "refused", refusal[1], 0
+    replaces = None if job.force else stamps.version_at(job.dest, job.dest_storage_options)
+    stamp = stamps.read_stamp(job)
+    if stamp and not job.force and stamps.is_current(stamp, job, model):
+        return Outcome(job, "kept")
+    refusal = stamps.read_refusal(job)
+    if refusal is not None and not job.force:
+        refused_stamp, message = refusal
+        if stamps.is_current(refused_stamp, job, model):
+            return Outcome(job, "refused", message)
     if stamp == {} and not job.force:
         fault = "exists already, and no fleet wrote it; remove it, or force its replacement"
-        return "refused", str(DestinationExistsError(fault, path=label(job.dest))), 0
+        return Outcome(job, "refused", str(DestinationExistsError(fault, path=label(job.dest))))
     try:
         nbytes = _convert(job, model, place_for(job.dest, replaces, job.dest_storage_options))
     except SourceError:
-        if not job.force and (new_stamp := read_stamp(job)) and is_current(new_stamp, job, model):
-            return "kept", "", 0  # another worker, which did the same job, came first
+        if not job.force and (new_stamp := stamps.read_stamp(job)) and stamps.is_current(new_stamp, job, model):
+            return Outcome(job, "kept")  # another worker, which did the same job, came first
         raise
     except DependencyError:
         raise
     except RecordError as error:
         model.check_same()  # raises if the file changed, which may be the reason
-        message = error.located(path=label(job.source)).describe(lambda _: "")  # no job has the argument
-        write_refusal(job, stamp_of(job, model.versions), message)
-        return "refused", message, 0
+        message = error.located(path=label(job.source)).describe(lambda _: "")  # advice on arguments helps no job
+        stamps.write_refusal(job, stamps.stamp_of(job, model.versions), message)
+        return Outcome(job, "refused", message)
     if refusal is not None:
-        remove_refusal(job)
-    return "converted", "", nbytes
+        stamps.remove_refusal(job)
+    return Outcome(job, "converted", nbytes=nbytes)
 
 
 def _convert(job: Job, model: Model, dest: Any) -> int:
@@ -126,21 +118,21 @@ def _convert(job: Job, model: Model, dest: Any) -> int:
     if not is_url(job.dest):
         with refusals(job.dest):
             os.makedirs(os.path.dirname(job.dest), exist_ok=True)
-    forward = job.source_format != "zcr" and FORMATS[job.source_format].streams
-    if is_url(job.source) and forward and not model.name.lower().endswith(".json"):
-        needs_files = ExternalDataError, UnsupportedError  # or it cannot be read forward
-        with contextlib.suppress(*needs_files), model.stream() as stream:
-            return _write(job, model, stream, dest)
+    is_one_stream = job.source_format != "zcr" and FORMATS[job.source_format].streams
+    if is_url(job.source) and is_one_stream and not model.name.lower().endswith(".json"):
+        # These errors tell that it has other files, or cannot be read forward: it is copied to a disk then.
+        with contextlib.suppress(ExternalDataError, UnsupportedError), model.stream() as stream:
+            return _convert_source(job, model, stream, dest)
     with model.on_disk() as path:
-        return _write(job, model, path, dest)
+        return _convert_source(job, model, path, dest)
 
 
-def _write(job: Job, model: Model, source: Any, dest: Any) -> int:
-    """Convert a source of the model to an archive with the model's stamp; return the archive's bytes."""
+def _convert_source(job: Job, model: Model, source: Any, dest: Any) -> int:
+    """Convert a model, as a path or a stream, to an archive with its stamp; return the archive's size in bytes."""
 
     def metadata() -> dict[str, str]:
-        model.check_same()
-        return metadata_of(stamp_of(job, model.versions))
+        model.check_same()  # at the end, when all has been read
+        return stamps.metadata_of(stamps.stamp_of(job, model.versions))
 
     report = formats.convert(
         source,

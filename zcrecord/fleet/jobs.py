@@ -26,7 +26,7 @@ from .sources import file_behind, folder_among, label, list_files
 
 _ARCHIVE, _ONNX, _TORCH = "zcr", "onnx", "torch"
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors")
-_EXTERNAL = (".bin",)  # a suffix of torch's files that ONNX's external data have, too
+_EXTERNAL = ".bin"  # a suffix of torch's files that ONNX's external data have, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +92,16 @@ def plan(
         [('model.onnx', 'model.zcr')]
     """
     check_alignment(alignment)
-    known = [name for name, row in FORMATS.items() if row.reads]
-    if source_format is not None and source_format not in known:
-        raise UnsupportedError(f"format {printable(str(source_format))} is not known; {', '.join(known)}")
+    formats = [name for name, row in FORMATS.items() if row.reads]
+    if source_format is not None and source_format not in formats:
+        raise UnsupportedError(f"format {printable(str(source_format))} is not known; {', '.join(formats)}")
     if max_shard_size is not None and max_shard_size < 1:
         raise UnsupportedError("a shard size is in bytes, from 1 on")
     options = dict(storage_options or {})
     dest_options = options if dest_storage_options is None else dict(dest_storage_options)
-    source, dest = _prefix(source_prefix, options), _prefix(dest_prefix, dest_options, written=True)
-    listed = list_files(source, options)
-    models = _models(listed, source_format)
+    source, dest = _prefix(source_prefix, options), _prefix(dest_prefix, dest_options, is_dest=True)
+    sizes = list_files(source, options)
+    models = _models(sizes, source_format)
     if max_shard_size is not None and is_url(dest):
         raise UnsupportedError("a shard size is for paths: shards lie beside their catalogue", path=label(dest))
     if max_shard_size is not None and _ONNX in models.values():
@@ -112,21 +112,21 @@ def plan(
     shared: dict[str, Any] = {"alignment": alignment, "durable": durable, "force": force}
     shared |= {"max_shard_size": max_shard_size, "storage_options": options, "dest_storage_options": dest_options}
     return [
-        Job(_path_below(source, path), _path_below(dest, target), models[path], listed[path], **shared)
+        Job(_path_below(source, path), _path_below(dest, target), models[path], sizes[path], **shared)
         for target, path in _targets(models, source, dest).items()
     ]
 
 
-def _prefix(folder: str | os.PathLike[str], options: Mapping[str, Any], *, written: bool = False) -> str:
-    """Return a URL, or an absolute path, which is the same on every worker."""
+def _prefix(folder: str | os.PathLike[str], options: Mapping[str, Any], *, is_dest: bool = False) -> str:
+    """Return a prefix as a URL, or an absolute path, the same on every worker; UnsupportedError for an HTTP source."""
     if isinstance(folder, str) and is_url(folder):
-        if is_http(folder) and not written:
+        if is_http(folder) and not is_dest:
             fault = "HTTP servers list no files; name the bucket behind it (s3://, gs://), a copy on a disk"
             raise UnsupportedError(f"{fault}, or make a zcrecord.fleet.Job of each model's URL", path=label(folder))
         from zcrecord.storage import uploads  # here, because many fleets stay on disks
 
-        file = uploads.local_path(folder, options) if written else file_behind(folder, options)
-        return file if isinstance(file, str) else folder
+        place = uploads.local_path(folder, options) if is_dest else file_behind(folder, options)
+        return place if isinstance(place, str) else folder  # a str is the path of a file:// URL
     return absolute_path(path_of(folder))
 
 
@@ -134,23 +134,23 @@ def _path_below(prefix: str, path: str) -> str:
     return f"{prefix.rstrip('/')}/{path}" if is_url(prefix) else os.path.join(prefix, *path.split("/"))
 
 
-def _models(listed: Mapping[str, int], source_format: str | None) -> dict[str, str]:
-    """Return the models among files, with their formats; see `plan`."""
-    kinds = {path: kind for path in listed if (kind := _split(path)[1]) and "/." not in f"/{path}"}  # none hidden
-    with_index = {dirname(path) for path in kinds if path.endswith(INDEX)}
-    with_onnx = {dirname(path) for path, kind in kinds.items() if kind == _ONNX}
+def _models(files: Mapping[str, int], source_format: str | None) -> dict[str, str]:
+    """Return the format of each model among files, by path: of this format, or of any that `plan` lists."""
+    formats = {path: name for path in files if (name := _split(path)[1]) and "/." not in f"/{path}"}  # none hidden
+    with_index = {dirname(path) for path in formats if path.endswith(INDEX)}
+    with_onnx = {dirname(path) for path, name in formats.items() if name == _ONNX}
     out = {}
-    for path, kind in kinds.items():
-        shard = catalogue_of_shard(path) in listed or (dirname(path) in with_index and _SHARD.search(path))
-        external = kind == _TORCH and path.endswith(_EXTERNAL) and dirname(path) in with_onnx
-        selected = kind == source_format if source_format is not None else kind != _ARCHIVE and not external
-        if selected and not shard:
-            out[path] = kind
+    for path, name in formats.items():
+        is_shard = catalogue_of_shard(path) in files or (dirname(path) in with_index and _SHARD.search(path))
+        is_external = name == _TORCH and path.endswith(_EXTERNAL) and dirname(path) in with_onnx
+        is_selected = name == source_format if source_format is not None else name != _ARCHIVE and not is_external
+        if is_selected and not is_shard:
+            out[path] = name
     return out
 
 
 def _targets(models: Mapping[str, str], source: str, dest: str) -> dict[str, str]:
-    """Return the paths of archives below `dest`, each with its model's path."""
+    """Return each model's path by that of its archive, both relative; NameCollisionError for names that collide."""
     out: dict[str, str] = {}
     for path in models:
         target = _split(path)[0] + ".zcr"
@@ -174,8 +174,7 @@ def _targets(models: Mapping[str, str], source: str, dest: str) -> dict[str, str
 
 
 def _split(path: str) -> tuple[str, str | None]:
-    """Return a path without the suffixes of its format and its compression, and the format; None for other files."""
-    packed = next((suffix for suffix in SUFFIXES if path.lower().endswith(suffix)), "")
-    name = path.lower().removesuffix(packed)
-    suffix, kind = longest_suffix(name)
-    return path[: len(path) - len(packed) - len(suffix)], kind
+    """Return a path without the suffixes of its format and its compression, and the format, None if it is unknown."""
+    compression = next((suffix for suffix in SUFFIXES if path.lower().endswith(suffix)), "")
+    suffix, source_format = longest_suffix(path.lower().removesuffix(compression))
+    return path[: len(path) - len(compression) - len(suffix)], source_format

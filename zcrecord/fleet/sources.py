@@ -40,7 +40,7 @@ def label(place: str) -> str:
 
 
 def list_files(prefix: str, options: Mapping[str, Any]) -> dict[str, int]:
-    """Return the regular files below a folder or a URL, in any depth, sorted: relative paths, with "/", and sizes."""
+    """Return the size of each regular file below a folder or a URL, in any depth, by relative path with "/", sorted."""
     if is_url(prefix):
         from zcrecord.remote.files import list_files  # here, as above
 
@@ -62,9 +62,9 @@ def list_files(prefix: str, options: Mapping[str, Any]) -> dict[str, int]:
 
 
 def folder_among(names: Iterable[str]) -> str | None:
-    """Return a path, with parts joined by "/", that others lie below; None if no path is a folder of others."""
-    parts = sorted(name.split("/") for name in set(names))
-    return next(("/".join(a) for a, b in pairwise(parts) if a == b[: len(a)]), None)
+    """Return the first path, with parts joined by "/", that another one lies below; None if there is none."""
+    paths = sorted(name.split("/") for name in set(names))  # so that a path is followed by those below it
+    return next(("/".join(path) for path, following in pairwise(paths) if path == following[: len(path)]), None)
 
 
 class Model:
@@ -75,16 +75,16 @@ class Model:
         versions: the first known version of each file that was looked at; None if a server gives no version.
     """
 
-    def __init__(self, source: str, kind: str, options: Mapping[str, Any]) -> None:
-        self._source, self.kind, self._options = source, kind, options
+    def __init__(self, source: str, source_format: str, options: Mapping[str, Any]) -> None:
+        self._source, self._format, self._options = source, source_format, options
         self.name = source.partition("?")[0].rpartition("/")[2] if is_url(source) else os.path.basename(source)
         self.versions: dict[str, str | None] = {}
-        self._looked_at: dict[str, Any] = {}  # remote files whose size is known
+        self._remote_files: dict[str, Any] = {}  # whose size is known
 
     def version(self, name: str) -> str | None:
         """Return a file's version as it is now, GONE if it does not exist, None if the server gives no version."""
         if not is_url(self._source):
-            path = self._place(name)
+            path = self._place_of(name)
             try:
                 status = os.stat(path)
             except OSError as error:
@@ -94,12 +94,12 @@ class Model:
             if name == self.name and not stat.S_ISREG(status.st_mode):
                 raise SourceError("not a regular file; put a copy of the model in its place", path=path)
             return f"{status.st_size}-{status.st_mtime_ns:x}"
-        file = file_behind(self._place(name), self._options)
+        file = file_behind(self._place_of(name), self._options)
         try:
             file.look()
         except SourceNotFoundError:
             return GONE
-        self._looked_at[name] = file
+        self._remote_files[name] = file
         return f"{file.size}-{file.tag}" if file.tag is not None and file.strong else None
 
     def note(self, names: Iterable[str]) -> None:
@@ -113,13 +113,13 @@ class Model:
         for name, version in self.versions.items():
             if self.version(name) != version:
                 fault = "was replaced or changed while it was converted; convert it again"
-                raise SourceError(fault, path=label(self._place(name)))
+                raise SourceError(fault, path=label(self._place_of(name)))
 
     def stream(self) -> Any:
-        """Return the model's own file, remote, as a binary file object."""
+        """Return the model's own file, remote and noted, as a binary file object that the caller closes."""
         from zcrecord.remote.files import ForwardReader  # here, as above
 
-        return ForwardReader(self._looked_at[self.name])
+        return ForwardReader(self._remote_files[self.name])
 
     @contextlib.contextmanager
     def on_disk(self) -> Iterator[str]:
@@ -128,21 +128,22 @@ class Model:
         The versions of all files are noted before they are read.
         """
         if not is_url(self._source):
-            self.note(self._others(self._source))
+            self.note(self._referred_files(self._source))
             yield self._source
             return
         with scratch_folder(os.path.join(tempfile.gettempdir(), "fleet")) as scratch:
             path = os.path.join(scratch, self.name)
             try:
                 self._copy([self.name], scratch)
-                self._copy(self._others(path), scratch)
+                self._copy(self._referred_files(path), scratch)
                 yield path
             except RecordError as error:
                 if error.path is not None and error.path.startswith(scratch):
-                    error.path = label(self._place(os.path.relpath(error.path, scratch).replace(os.sep, "/")))
+                    error.path = label(self._place_of(os.path.relpath(error.path, scratch).replace(os.sep, "/")))
                 raise
 
     def _copy(self, names: Iterable[str], folder: str) -> None:
+        """Copy remote files into a folder, their versions noted before; files that do not exist are left out."""
         from zcrecord.remote.files import copy_to  # here, as above
 
         for name in names:
@@ -151,30 +152,31 @@ class Model:
                 path = os.path.join(folder, *name.split("/"))
                 with refusals(path):
                     os.makedirs(os.path.dirname(path), exist_ok=True)
-                copy_to(self._looked_at[name], path)
+                copy_to(self._remote_files[name], path)
 
-    def _others(self, path: str) -> list[str]:
-        """Return the files that a model on a disk refers to."""
+    def _referred_files(self, path: str) -> list[str]:
+        """Return the other files of the model whose own file is at `path`, relative to its folder, with "/"."""
         if path.endswith(".json"):
             with open_source(path)[0] as file:
                 return list(decode_index(file.read(MAX_HEADER)).files)
         if path.lower().endswith(SUFFIXES):  # compressed models are single files
             return []
-        if self.kind == "zcr":
+        if self._format == "zcr":
             with load_record(path, verify="touch") as record:
                 return record.archive.source.file_names
-        if self.kind != "onnx":
+        if self._format != "onnx":
             return []
         from zcrecord.onnx.lazy.locate import find_tensors, open_model  # here, because other models refer to none
 
-        located = find_tensors(open_model(path))[1]
-        locations = {tensor.reference.location for tensor in located if tensor.reference is not None}
-        if clash := folder_among([*locations, self.name]):
-            fault = f"external data '{printable(clash)}': a file by one location, and a folder by another"
+        tensors = find_tensors(open_model(path))[1]
+        locations = {tensor.reference.location for tensor in tensors if tensor.reference is not None}
+        if folder := folder_among([*locations, self.name]):
+            fault = f"external data '{printable(folder)}': a file by one location, and a folder by another"
             raise ExternalDataError(fault)
         return sorted(locations - {self.name})
 
-    def _place(self, name: str) -> str:
+    def _place_of(self, name: str) -> str:
+        """Return the path or URL of a file of the model."""
         if name == self.name:
             return self._source
         if is_url(self._source):

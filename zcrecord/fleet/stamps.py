@@ -26,32 +26,32 @@ from .sources import Model, file_behind
 
 Stamp = dict[str, Any]
 _REFUSED = ".refused"  # suffix of a refusal, after the archive's name
-_MOST = 1 << 16  # bytes of a refusal that are read
-_LONGEST = 4000  # characters of an error in a refusal
+_MOST_REFUSAL = 1 << 16  # bytes of a refusal that are read
+_MOST_ERROR = 4000  # characters of an error in a refusal
 
 
 def stamp_of(job: Job, versions: Mapping[str, str | None]) -> Stamp:
-    """Return the stamp of an archive made from files of these versions; has only options that change bytes."""
+    """Return the stamp of an archive made from files of these versions; it has the options that change its bytes."""
     options = {"alignment": job.alignment, "format": job.source_format, "max_shard_size": job.max_shard_size}
     return {"archive": VERSION, "files": dict(versions), "options": options}
 
 
 def metadata_of(stamp: Stamp) -> dict[str, str]:
-    """Return an archive's metadata with a stamp."""
+    """Return the metadata of an archive with this stamp."""
     return {SOURCE_NAME: json.dumps(stamp, sort_keys=True, separators=(",", ":"))}
 
 
 def read_stamp(job: Job) -> Stamp | None:
-    """Return the stamp of the archive at a job's destination; None if no file exists there. Reads no payload.
+    """Return the stamp of the archive at a job's destination, None if no file is there. Reads no payload.
 
-    An archive that is not from a fleet, or any other file, has an empty stamp.
+    It is empty for any file that is not from a fleet, and has no files for an archive of a fleet that lacks shards.
     """
     options = dict(job.dest_storage_options) if is_url(job.dest) else None
     try:
         with load_record(job.dest, verify="touch", cache=False, storage_options=options) as record:
             folder, shards = os.path.dirname(job.dest), record.archive.source.file_names
             if not all(os.path.exists(os.path.join(folder, name)) for name in shards):
-                return {"files": {}}  # equal to no model's stamp, so that the archive is made again
+                return {"files": {}}  # not current for any model, so that the archive is made again
             text: Any = record.metadata.get(SOURCE_NAME)
     except SourceNotFoundError:
         return None
@@ -68,10 +68,7 @@ def _stamp_or_empty(stamp: Any) -> Stamp:
 
 
 def is_current(stamp: Stamp, job: Job, model: Model) -> bool:
-    """Return True if a stamp fits the job and the model's present files; looks up files until one has changed.
-
-    A model is never current if a server gives no version of one of its files.
-    """
+    """Return True if a stamp fits the job and the model's present files; never if a server gives no versions."""
     files, version = stamp.get("files", {}), model.versions[model.name]
     if version is None or files.get(model.name) != version or stamp_of(job, files) != stamp:
         return False
@@ -95,30 +92,31 @@ def version_at(place: str, options: Mapping[str, Any]) -> Identity | str | None:
 def read_refusal(job: Job) -> tuple[Stamp, str] | None:
     """Read the refusal of a job's model: its stamp and error; None if the file is missing, or is no refusal.
 
-    A refusal that is malformed, or that another version of zcrecord wrote, has an empty stamp, which equals no model's:
-    the model is converted again.
+    A malformed one, or one by another version of zcrecord, has an empty stamp, so that the model is converted again.
     """
     try:
         refusal = json.loads(_read_start(job.dest + _REFUSED, job.dest_storage_options))
     except (SourceNotFoundError, ValueError, RecursionError):
         return None
     if not isinstance(refusal, dict) or refusal.keys() != {"error", "stamp", "zcrecord"}:
-        return None  # not a refusal
+        return None
     same_version = refusal["zcrecord"] == __version__
     if not same_version or not isinstance(refusal["stamp"], dict) or not isinstance(refusal["error"], str):
         return {}, ""
-    return _stamp_or_empty(refusal["stamp"]), printable(refusal["error"], _LONGEST)
+    return _stamp_or_empty(refusal["stamp"]), printable(refusal["error"], _MOST_ERROR)
 
 
 def _read_start(place: str, options: Mapping[str, Any]) -> bytes:
-    if not is_url(place):
-        return b"" if os.path.exists(place) and not os.path.isfile(place) else read_start(place, _MOST)  # no pipe
-    return bytes(file_behind(place, options).start(_MOST))
+    """Return the first bytes of a refusal; none of a folder or a pipe, which would wait for its writer."""
+    if is_url(place):
+        return bytes(file_behind(place, options).start(_MOST_REFUSAL))
+    is_special = os.path.exists(place) and not os.path.isfile(place)
+    return b"" if is_special else read_start(place, _MOST_REFUSAL)
 
 
 def write_refusal(job: Job, stamp: Stamp, error: str) -> None:
-    """Write the refusal of a model, for the next run; a file there that is not a refusal stays."""
-    refusal = {"error": error[:_LONGEST], "stamp": stamp, "zcrecord": __version__}
+    """Write the refusal of a model, for the next run; a file there that is not a refusal stays as it is."""
+    refusal = {"error": error[:_MOST_ERROR], "stamp": stamp, "zcrecord": __version__}
     place, options = job.dest + _REFUSED, job.dest_storage_options
     version = version_at(place, options)
     if version not in ((), "") and read_refusal(job) is None:
@@ -128,7 +126,7 @@ def write_refusal(job: Job, stamp: Stamp, error: str) -> None:
 
 
 def remove_refusal(job: Job) -> None:
-    """Remove the refusal of a model that is converted now."""
+    """Remove the refusal of a model that has been converted since."""
     place = job.dest + _REFUSED
     if is_url(place):
         from zcrecord.remote.files import remove_file  # here, as above

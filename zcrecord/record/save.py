@@ -214,7 +214,7 @@ def _layouts_of(archive: Archive) -> PayloadPlan:
             dims, rank, strides, dtype, bits, byte_offset = key
             shape = tuple(ix.dims[dims : dims + rank].tolist())
             steps = None if strides == NONE else tuple(ix.strides[strides : strides + rank].tolist())
-            number = numbers[key] = plan.layout(TensorLayout(dtype, bits, shape, steps, byte_offset))
+            number = numbers[key] = plan.layout_id(TensorLayout(dtype, bits, shape, steps, byte_offset))
         plan.layout_ids[i] = number
     return plan
 

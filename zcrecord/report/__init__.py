@@ -38,23 +38,13 @@ from zcrecord.writing.writers import peak_rss
 __all__ = ["PageReport", "describe_archive", "report", "report_page"]
 
 _WEB = Path(__file__).parents[1] / "web"
-_SCRIPTS = (  # each after those it imports
-    "view/text.js",
-    "view/elements.js",
-    "view/model.js",
-    "view/tree.js",
-    "view/pictures.js",
-    "view/treemap.js",
-    "view/layoutmap.js",
-    "view/tables.js",
-    "view/selection.js",
-    "report/report.js",
-)
+_VIEW_SCRIPTS = "text", "elements", "model", "tree", "pictures", "treemap", "layoutmap", "tables", "selection"
+_SCRIPTS = *(f"view/{name}.js" for name in _VIEW_SCRIPTS), "report/report.js"  # each after those it imports
 _STYLES = ("view/view.css", "report/report.css")
 _MODULE_WORDS = re.compile(r"^import [^;]*;\n|^export (?=async |class |const |function )", re.MULTILINE)
-_MOST_TEXT, _MOST_ITEMS, _MOST_ITEM = 2000, 20, 200  # of a value: characters, items, characters of an item
-_SAFE = (1 << 53) - 1  # JavaScript rounds larger integers
-_CUT = 100  # characters of a name in a title
+_MOST_TEXT, _MOST_ITEMS, _MOST_ITEM_TEXT = 2000, 20, 200  # of a value: characters, items, characters of an item
+_MOST_INTEGER = (1 << 53) - 1  # JavaScript rounds larger ones
+_MOST_TITLE = 100  # characters of a name in a title
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +104,13 @@ def report(
         1
     """
     started = time.perf_counter()
-    path, dest_path = (path_or_none(x) if isinstance(x, str | os.PathLike) else None for x in (source, dest))
-    new = check_destination(path, dest_path, force, storage_options)
+    path, dest_path = (path_or_none(p) if isinstance(p, str | os.PathLike) else None for p in (source, dest))
+    version = check_destination(path, dest_path, force, storage_options)
     with load_record(source.read() if hasattr(source, "read") else source, storage_options=storage_options) as record:
         content_digest = record.content_digest(progress=progress) if digest else None
         page = report_page(describe_archive(record, content_digest=content_digest))
         counts = len(record), len(record.archive.index.modules), record.archive_nbytes
-    with open_sink(dest, durable=durable, options=storage_options, replaces=new) as sink:
+    with open_sink(dest, durable=durable, options=storage_options, replaces=version) as sink:
         sink.write(page)
     return PageReport(path, dest_path, *counts, len(page), content_digest, time.perf_counter() - started, peak_rss())
 
@@ -158,7 +148,7 @@ def describe_archive(record: Record, *, content_digest: str | None = None) -> di
 
 
 def _archive(place: ArchiveLayout, archive: Archive, content_digest: str | None) -> dict[str, Any]:
-    """Return the facts that the page shows of the archive as a whole."""
+    """Return the sizes, offsets and versions that the page shows of the archive as a whole."""
     return {
         "nbytes": place.archive_nbytes,
         "version": place.version,
@@ -188,22 +178,22 @@ def _tensors(archive: Archive) -> dict[str, Any]:
     dtype_ids: dict[str, int] = {}  # each text with its number, since many tensors have the same
     shape_ids: dict[str, int] = {}
     strides_ids: dict[str, int] = {}
-    dtype, shape, strided = [], [], {}
+    dtype_column, shape_column, strided = [], [], {}
     for i, row in enumerate(map(TensorEntry._make, ix.tensors.tolist())):
-        dtype.append(dtype_ids.setdefault(dtypes.stored_name(row.dtype, row.bits), len(dtype_ids)))
-        dims = archive.shape(row)
-        shape.append(shape_ids.setdefault(str(list(dims)), len(shape_ids)))
+        dtype_column.append(dtype_ids.setdefault(dtypes.stored_name(row.dtype, row.bits), len(dtype_ids)))
+        shape = archive.shape(row)
+        shape_column.append(shape_ids.setdefault(str(list(shape)), len(shape_ids)))
         if (strides := archive.strides(row)) is not None:
-            nbytes = dtypes.nbytes(math.prod(dims), row.bits)
-            number = strides_ids.setdefault(str(list(strides)), len(strides_ids))
-            strided[str(i)] = {"strides": number, "byteOffset": row.byte_offset, "nbytes": nbytes}
+            nbytes = dtypes.nbytes(math.prod(shape), row.bits)
+            strides_id = strides_ids.setdefault(str(list(strides)), len(strides_ids))
+            strided[str(i)] = {"strides": strides_id, "byteOffset": row.byte_offset, "nbytes": nbytes}
     payloads = ix.tensors["payload"]
     columns = {
         "key": _keys(ix, ix.tensors),
         "module": ix.tensors["parent"].tolist(),
         "place": ix.tensors["place"].tolist(),
-        "dtype": dtype,
-        "shape": shape,
+        "dtype": dtype_column,
+        "shape": shape_column,
         "payload": np.where(payloads == NONE, -1, payloads.astype(np.int64)).tolist(),
     }
     tables = {"dtypes": list(dtype_ids), "shapes": list(shape_ids), "strides": list(strides_ids)}
@@ -211,6 +201,7 @@ def _tensors(archive: Archive) -> dict[str, Any]:
 
 
 def _modules(ix: Index) -> dict[str, Any]:
+    """Return the columns of the table of modules."""
     rows = ix.modules
     return {
         "key": _keys(ix, rows),
@@ -222,12 +213,14 @@ def _modules(ix: Index) -> dict[str, Any]:
 
 
 def _values(archive: Archive, rows: Any, *, placed: bool) -> dict[str, Any]:
+    """Return the columns of attributes or metadata; with `placed`, also each one's module, and its place in it."""
     ix = archive.index
     sizes = [*ix.payloads["nbytes"].tolist(), 0]  # the last is that of NONE
     entries = list(unflatten.attribute_entries(ix, rows, lambda n: _BlobSize(sizes[-1 if n == NONE else n])))
-    columns = {"key": [a.key for a in entries], "value": [_jsonable(a.value) for a in entries]}
-    where = {"module": [a.parent for a in entries], "place": [a.place for a in entries]}
-    return {**columns, **where} if placed else columns
+    columns: dict[str, Any] = {"key": [a.key for a in entries], "value": [_jsonable(a.value) for a in entries]}
+    if placed:
+        columns |= {"module": [a.parent for a in entries], "place": [a.place for a in entries]}
+    return columns
 
 
 class _BlobSize(NamedTuple):
@@ -236,15 +229,15 @@ class _BlobSize(NamedTuple):
     nbytes: int
 
 
-def _jsonable(value: Any, most: int = _MOST_TEXT) -> Any:
+def _jsonable(value: Any, most_text: int = _MOST_TEXT) -> Any:
     """Return a value as JSON that the page reads: an object for sizes, lists, long texts and numbers beyond doubles."""
     if isinstance(value, _BlobSize):
         return {"nbytes": value.nbytes}
     if isinstance(value, list | tuple):
-        return {"items": [_jsonable(v, _MOST_ITEM) for v in value[:_MOST_ITEMS]], "count": len(value)}
-    if isinstance(value, str) and len(value) > most:
-        return {"text": value[:most], "count": len(value)}
-    is_large = isinstance(value, int) and abs(value) > _SAFE
+        return {"items": [_jsonable(item, _MOST_ITEM_TEXT) for item in value[:_MOST_ITEMS]], "count": len(value)}
+    if isinstance(value, str) and len(value) > most_text:
+        return {"text": value[:most_text], "count": len(value)}
+    is_large = isinstance(value, int) and abs(value) > _MOST_INTEGER
     if is_large or (isinstance(value, float) and not math.isfinite(value)):
         return {"number": str(value)}
     return value
@@ -266,10 +259,10 @@ def report_page(description: dict[str, Any]) -> bytes:
     script = "".join(_MODULE_WORDS.sub("", _web_file(name)) for name in _SCRIPTS)
     style = "".join(map(_web_file, _STYLES))
     text = json.dumps(description, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    for sign in "<>&":
-        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    for character in "<>&":  # so that no name ends the script or starts markup
+        text = text.replace(character, f"\\u{ord(character):04x}")
     parts = {
-        "title": html.escape(printable(description["name"], _CUT)),
+        "title": html.escape(printable(description["name"], _MOST_TITLE)),
         "description": text,
         "script": script,
         "style": style,

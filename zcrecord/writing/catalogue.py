@@ -6,7 +6,7 @@ file of each payload and, where tensors are split, the box of each piece.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +27,7 @@ BLOBS = "blobs"  # the attribute with the payloads that lie in the catalogue its
 
 
 class WrittenShard(NamedTuple):
-    """A shard: its file's name and size, its trailer, its index's SHA-256, its payloads' rows."""
+    """A shard that was written: its file's name and size, its trailer, its index's SHA-256, its payloads' rows."""
 
     name: str
     nbytes: int
@@ -37,24 +37,18 @@ class WrittenShard(NamedTuple):
 
 
 def select_tensors(entries: Entries, chosen: Sequence[int]) -> Entries:
-    """Return the entries of chosen tensors in their modules, which become mappings; without attributes."""
-    kept = {0}
+    """Return the entries of chosen tensors, by number, in their modules, which become mappings; without attributes."""
+    ancestors = {0}
     for i in chosen:
-        m = entries.parents[i]
-        while m not in kept:
-            kept.add(m)
-            m = entries.modules[m].parent
-    modules = {m: entries.modules[m] for m in sorted(kept)}
+        module = entries.parents[i]
+        while module not in ancestors:
+            ancestors.add(module)
+            module = entries.modules[module].parent
+    modules = {number: entries.modules[number] for number in sorted(ancestors)}
     module_ids = {old: new for new, old in enumerate(modules)} | {NONE: NONE}
-    children: dict[int, list[tuple[int, bool, int]]] = {}  # by parent: place, True for a tensor, and its number
-    for m, row in modules.items():
-        children.setdefault(row.parent, []).append((row.place, False, m))
-    for i in chosen:
-        children.setdefault(entries.parents[i], []).append((entries.places[i], True, i))
-    places: dict[tuple[bool, int], int] = {}  # the new ones, without the gaps that other children leave
-    for siblings in children.values():
-        places |= {(is_tensor, number): new for new, (_, is_tensor, number) in enumerate(sorted(siblings))}
+    places = _places_among(entries, modules, chosen)
     layouts = {old: new for new, old in enumerate(dict.fromkeys(entries.layout_ids[i] for i in chosen))}
+    mapping: dict[str, Any] = {"kind": ModuleKind.MAPPING, "type_name": ""}
     return Entries(
         names=[entries.names[i] for i in chosen],
         key_sizes=[entries.key_sizes[i] for i in chosen],
@@ -64,10 +58,24 @@ def select_tensors(entries: Entries, chosen: Sequence[int]) -> Entries:
         layout_ids=[layouts[entries.layout_ids[i]] for i in chosen],
         layouts=[entries.layouts[old] for old in layouts],
         modules=[
-            row._replace(parent=module_ids[row.parent], place=places[False, m], kind=ModuleKind.MAPPING, type_name="")
-            for m, row in modules.items()
+            row._replace(parent=module_ids[row.parent], place=places[False, number], **mapping)
+            for number, row in modules.items()
         ],
     )
+
+
+def _places_among(entries: Entries, modules: Iterable[int], chosen: Sequence[int]) -> dict[tuple[bool, int], int]:
+    """Return places without gaps, in the old order, by True for a tensor, False for a module, and the old number."""
+    children: dict[int, list[tuple[int, bool, int]]] = {}  # by parent: old place, and the key of the result
+    for number in modules:
+        row = entries.modules[number]
+        children.setdefault(row.parent, []).append((row.place, False, number))
+    for i in chosen:
+        children.setdefault(entries.parents[i], []).append((entries.places[i], True, i))
+    places: dict[tuple[bool, int], int] = {}
+    for siblings in children.values():
+        places |= {(is_tensor, number): place for place, (_, is_tensor, number) in enumerate(sorted(siblings))}
+    return places
 
 
 class PieceColumns(NamedTuple):
@@ -84,7 +92,7 @@ class PieceColumns(NamedTuple):
 
 
 class WholeRecord:
-    """The record of all shards: its `outline`, the tables of `pieces`, and `blobs`, bytes that lie in no shard.
+    """The record of all shards: its `outline`, the columns of its `pieces`, and `blobs`, bytes that lie in no shard.
 
     Args:
         entries: of the record, payloads numbered as in `pieces`; bytes among attributes and metadata become blobs.
@@ -107,23 +115,25 @@ class WholeRecord:
             numbers = np.concatenate([np.zeros(0, np.int64), *map(np.arange, sizes)])
             pieces = PieceColumns(np.repeat(np.arange(len(shards)), sizes), numbers)
         self._first_blob = len(pieces.file) if pieces.first is None else len(pieces.first) - 1
-        self._numbers: dict[bytes, int] = {}
-        entries.change_values(self._blob)
-        self.blobs = list(self._numbers)
+        self._blob_numbers: dict[bytes, int] = {}
+        entries.change_values(self._blob_number)
+        self.blobs = list(self._blob_numbers)
         self.pieces = self._with_blobs(pieces)
         kind = kind if pieces.first is None else 0
-        rows, new = self._rows(pieces, shards, kind)
-        offsets, end, base = plan_payloads(rows["nbytes"][new], alignment)
-        rows["offset"] = offsets[np.cumsum(new) - 1]
+        rows, is_new_range = self._rows(pieces, shards, kind)
+        offsets, end, base = plan_payloads(rows["nbytes"][is_new_range], alignment)
+        rows["offset"] = offsets[np.cumsum(is_new_range) - 1]
         entries.payload_rows, entries.digest_kind = rows, kind
         self.outline, size = outline_of(entries, alignment, base, end)
         self.report: SaveReport = report_of(entries, size)
 
-    def _blob(self, value: Any) -> Any:
+    def _blob_number(self, value: Any) -> Any:
+        """Return the payload number of bytes, NONE of empty ones; any other value as it is."""
         if not isinstance(value, bytes | memoryview):
             return value
         octets = bytes(value)
-        return PayloadId(self._numbers.setdefault(octets, self._first_blob + len(self._numbers)) if octets else NONE)
+        new = self._first_blob + len(self._blob_numbers)
+        return PayloadId(self._blob_numbers.setdefault(octets, new) if octets else NONE)
 
     def _with_blobs(self, pieces: PieceColumns) -> PieceColumns:
         """Return the pieces, then one piece for each blob: a payload of the catalogue, without a box."""
@@ -140,32 +150,32 @@ class WholeRecord:
     def _rows(self, pieces: PieceColumns, shards: Sequence[WrittenShard], kind: int) -> tuple[Array, Array]:
         """Return the rows of all payloads, without offsets, and False for each that repeats the range before it."""
         starts = np.cumsum([0, *(len(shard.payloads) for shard in shards)])
-        known = np.concatenate([np.zeros(0, PAYLOAD), *(shard.payloads for shard in shards)])
-        located = known[starts[pieces.file.astype(np.int64)] + pieces.payload.astype(np.int64)]
-        first = np.arange(len(located)) if pieces.first is None else pieces.first[:-1].astype(np.int64)
+        shard_rows = np.concatenate([np.zeros(0, PAYLOAD), *(shard.payloads for shard in shards)])
+        piece_rows = shard_rows[starts[pieces.file.astype(np.int64)] + pieces.payload.astype(np.int64)]
+        first = np.arange(len(piece_rows)) if pieces.first is None else pieces.first[:-1].astype(np.int64)
         rows = np.zeros(len(first) + len(self.blobs), PAYLOAD)
-        new = np.ones(len(rows), bool)
+        is_new_range = np.ones(len(rows), bool)
         if len(first):
-            ends = np.append(first[1:], len(located))
-            rows["nbytes"][: len(first)] = np.add.reduceat(located["nbytes"], first)
-            rows["digest"][: len(first)] = located["digest"][first] if kind else 0
-            file, offset, alone = pieces.file[first], located["offset"][first], ends - first == 1
-            repeats = (file[1:] == file[:-1]) & (offset[1:] == offset[:-1]) & alone[1:] & alone[:-1]
-            new[1 : len(first)] = ~repeats
+            ends = np.append(first[1:], len(piece_rows))
+            rows["nbytes"][: len(first)] = np.add.reduceat(piece_rows["nbytes"], first)
+            rows["digest"][: len(first)] = piece_rows["digest"][first] if kind else 0
+            file, offset, is_whole = pieces.file[first], piece_rows["offset"][first], ends - first == 1
+            repeats = (file[1:] == file[:-1]) & (offset[1:] == offset[:-1]) & is_whole[1:] & is_whole[:-1]
+            is_new_range[1 : len(first)] = ~repeats
         rows["nbytes"][len(first) :] = [len(blob) for blob in self.blobs]
         rows["digest"][len(first) :] = [digest_of(blob) if kind else 0 for blob in self.blobs]
-        return rows, new
+        return rows, is_new_range
 
 
 def outline_of(entries: Entries, alignment: int, base: int, end: int) -> tuple[bytes, int]:
-    """Return the outline of a record whose payloads end at `end` in one archive, and the size of that archive."""
+    """Return the outline of a record as one archive, and its size; `end` is that of payloads, from the first one."""
     index = bytes(encode(entries))
     header = front_header(index, alignment, base, end)
     return header.encode() + index + header.encode(), header.archive_size
 
 
 def catalogue_tree(whole: WholeRecord, shards: Sequence[WrittenShard]) -> dict[str, Any]:
-    """Return the tables of a catalogue as the tree of a record."""
+    """Return the tables of a catalogue as the tree of a record, which CONVENTIONS.md describes."""
     tree: dict[str, Any] = {
         "files": {
             "name": StringTensor.from_strings([shard.name for shard in shards]),
@@ -184,7 +194,7 @@ def catalogue_tree(whole: WholeRecord, shards: Sequence[WrittenShard]) -> dict[s
 
 
 def write_catalogue(tree: dict[str, Any], sink: Sink, *, kind: int, type_name: str = CATALOGUE_TYPE) -> SaveReport:
-    """Write a catalogue, or an archive of references, from the tree of its tables."""
+    """Write a catalogue, or an archive of references, from the tree of its tables, with digests of this kind."""
     flat = flatten.flatten(tree)
     flat.modules[0] = flat.modules[0]._replace(type_name=type_name)
     return write_plan(sink, flat, plan_sharing(flat.values), alignment=ALIGNMENT, kind=kind)

@@ -27,7 +27,7 @@ from .equal import equal_sources
 from .sharing import chunks
 from .writers import renumber_payloads
 
-_CLONED = 1 << 16  # bytes of the smallest run that the file system may clone, so that it has to stay on its blocks
+_LEAST_CLONED = 1 << 16  # bytes of the smallest run that the file system may clone; such runs stay on its blocks
 _PIECE = 16 << 20  # bytes of other runs written at a time: signals are handled in between
 Progress = Callable[[int, int], None]
 
@@ -42,7 +42,7 @@ class StoredArchive(NamedTuple):
     blocks: BlockTable
 
     def payload(self, number: int) -> Array:
-        """Return a payload, a view."""
+        """Return a payload's bytes, a view of the mapping."""
         offset, nbytes, _ = self.rows[number].item()
         start = self.header.payload_offset + offset
         return np.frombuffer(self.buffer[start : start + nbytes], np.uint8)
@@ -83,7 +83,7 @@ class EditedArchive(NamedTuple):
             out.copy(run)
         for start, source, row in self.added:
             out.fill_to(start)
-            self._add(source, row, out)
+            self._write_source(source, row, out)
         header, index = self.header, self.encoded
         if any(isinstance(source, LazyTensor) for _, source, _ in self.added):  # their digests are known now
             add_blocks(self.entries, self.checksums)
@@ -94,8 +94,8 @@ class EditedArchive(NamedTuple):
         sink.write(bytes(end - sink.position) + (b"" if header.front else index) + header.encode())
         return out.cloned
 
-    def _add(self, source: Any, row: int, out: _PayloadOutput) -> None:
-        """Write a new payload; note the digest of lazy values."""
+    def _write_source(self, source: Any, row: int, out: _PayloadOutput) -> None:
+        """Write a new payload; put the digest of a LazyTensor into its row. A ProducerError names the tensor."""
         if not isinstance(source, LazyTensor):
             for chunk in chunks(source):
                 out.write(chunk)
@@ -106,14 +106,14 @@ class EditedArchive(NamedTuple):
                 digest.update(piece)
                 out.write(piece)
         except ProducerError as error:
-            user = self.entries.payloads.tolist().index(row)
-            raise error.located(tensor=self.entries.names[user]) from error.__cause__
+            tensor = self.entries.payloads.tolist().index(row)
+            raise error.located(tensor=self.entries.names[tensor]) from error.__cause__
         if self.entries.digest_kind:
             self.entries.payload_rows["digest"][row] = digest.finish(source.nbytes, self.checksums)
 
 
 class _PayloadOutput:
-    """The sink of an archive, by offsets from the first payload."""
+    """The sink of an archive, by offsets from its first payload; `cloned` counts the bytes that were cloned."""
 
     def __init__(self, sink: Sink, stored: StoredArchive, header: Header, progress: Progress | None) -> None:
         self._sink, self._stored, self._header = sink, stored, header
@@ -134,16 +134,16 @@ class _PayloadOutput:
         sink, stored = self._sink, self._stored
         start = stored.header.payload_offset + run.old
         end = start + run.nbytes
-        if run.nbytes >= _CLONED:
-            first = start + -sink.position % BLOCK
-            self.write(stored.buffer[start:first])
-            start, last = first, end - (end - first) % BLOCK
-            while start < last:
-                done, cloned = sink.copy_from(stored.file, start, last - start)
-                if not done:
+        if run.nbytes >= _LEAST_CLONED:
+            first_block = start + -sink.position % BLOCK
+            self.write(stored.buffer[start:first_block])
+            start, blocks_end = first_block, end - (end - first_block) % BLOCK
+            while start < blocks_end:
+                copied, is_cloned = sink.copy_from(stored.file, start, blocks_end - start)
+                if not copied:  # the system cannot; the rest comes from the mapping
                     break
-                start += done
-                self.cloned += done if cloned else 0
+                start += copied
+                self.cloned += copied if is_cloned else 0
                 self._progress(sink.position, self._header.archive_size)
         for piece in range(start, end, _PIECE):
             self.write(stored.buffer[piece : min(piece + _PIECE, end)])
@@ -159,69 +159,70 @@ def plan_edited(
         entries: their payloads are indices into `staying`, then `sources`; they are renumbered.
         sources: new payloads, none of them empty: arrays, `SplitSource`s, `LazyTensor`s.
     """
-    old, first, total = stored.header, len(staying), len(stored.rows)
-    rows = np.zeros(first + len(sources), PAYLOAD)
-    rows[:first] = stored.rows[staying]
-    rows["nbytes"][first:] = [source.nbytes for source in sources]
-    numbers = list(range(total, total + len(sources)))  # of the payloads that sources are stored with
-    checksums = stored.blocks.checksums_of(rows[:first])
+    old, stay_count, stored_count = stored.header, len(staying), len(stored.rows)
+    rows = np.zeros(stay_count + len(sources), PAYLOAD)
+    rows[:stay_count] = stored.rows[staying]
+    rows["nbytes"][stay_count:] = [source.nbytes for source in sources]
+    numbers = list(range(stored_count, stored_count + len(sources)))  # of each source, or of the payload it equals
+    checksums = stored.blocks.checksums_of(rows[:stay_count])
     if entries.digest_kind and sources:
-        known = list(zip(*(stored.rows[column].tolist() for column in ("nbytes", "digest")), strict=True))
-        numbers, rows["digest"][first:] = equal_sources(sources, checksums, known, stored.payload)
-    used = sorted({*staying, *(number for number in numbers if number < total)})
-    places = np.zeros(total + len(sources), np.uint64)
-    runs, places[used], end = _plan_runs(stored, used)
-    own = [s for s, number in enumerate(numbers) if number == total + s]
-    alignments = [payload_alignment(sources[s].nbytes, old.alignment) for s in own]
+        keys = list(zip(*(stored.rows[column].tolist() for column in ("nbytes", "digest")), strict=True))
+        numbers, rows["digest"][stay_count:] = equal_sources(sources, checksums, keys, stored.payload)
+    used = sorted({*staying, *(number for number in numbers if number < stored_count)})
+    offsets = np.zeros(stored_count + len(sources), np.uint64)
+    runs, offsets[used], end = _plan_runs(stored, used)
+    new_sources = [i for i, number in enumerate(numbers) if number == stored_count + i]
+    alignments = [payload_alignment(sources[i].nbytes, old.alignment) for i in new_sources]
     base = max([old.base_alignment, *alignments])
     phase = old.payload_offset % base  # the first payload may move, by multiples of `base`
-    for s, alignment in zip(own, alignments, strict=True):
+    for i, alignment in zip(new_sources, alignments, strict=True):
         start = align_up(phase + end, alignment) - phase
-        places[total + s] = start
-        end = start + sources[s].nbytes
-    rows["offset"] = places[[*staying, *numbers]]
+        offsets[stored_count + i] = start
+        end = start + sources[i].nbytes
+    rows["offset"] = offsets[[*staying, *numbers]]
     order = renumber_payloads(entries, rows)
-    new = dict(zip(order.tolist(), range(len(order)), strict=True))
-    for s, source in enumerate(sources):
+    new_rows = {old_row: row for row, old_row in enumerate(order.tolist())}
+    for i, source in enumerate(sources):
         if isinstance(source, LazyTensor) and entries.digest_kind:  # until its digest is known
-            entries.payload_rows["digest"][new[first + s]] = s  # distinct: the index gets room for checksums of all
-            checksums[s, source.nbytes] = bytes(8 * -(-source.nbytes // SUMMED))
+            entries.payload_rows["digest"][new_rows[stay_count + i]] = i  # distinct, so that each has room in the index
+            checksums[i, source.nbytes] = bytes(8 * -(-source.nbytes // SUMMED))
     if checksums or stored.blocks.block:
         add_blocks(entries, checksums)
     header, index = _plan_header(old, encode(entries), base, end)
-    added = [(int(places[total + s]), sources[s], new[first + s]) for s in own]
+    added = [(int(offsets[stored_count + i]), sources[i], new_rows[stay_count + i]) for i in new_sources]
     return EditedArchive(stored, header, entries, index, runs, added, checksums)
 
 
 def _plan_runs(stored: StoredArchive, used: Sequence[int]) -> tuple[list[_MovedRun], Any, int]:
-    """Return runs of neighbours that stay, the new offset of each payload, and the end of the last one.
+    """Return runs of neighbouring payloads in `used`, the new offset of each payload, and the end of the last one.
 
-    A run moves to the front, one to be cloned by multiples of the base alignment: so gaps stay smaller (R59).
+    Offsets are from the first payload. A run moves to the front, one to be cloned by multiples of the base alignment:
+    so gaps stay smaller than that (R59).
     """
     offsets, rows = stored.rows["offset"], stored.rows[used]
-    ranges = np.cumsum(np.append(True, offsets[1:] != offsets[:-1])[: len(offsets)])[used]
+    ranges = np.cumsum(np.append(True, offsets[1:] != offsets[:-1])[: len(offsets)])[used]  # equal payloads share one
     starts = np.flatnonzero(np.append(True, np.diff(ranges) > 1)[: len(rows)]).tolist()
     runs, end = [], 0
-    for lo, hi in itertools.pairwise([*starts, len(rows)]):
-        old, last = int(rows["offset"][lo]), int(rows["offset"][hi - 1])
-        nbytes = last + int(rows["nbytes"][hi - 1]) - old
-        step = stored.header.base_alignment if nbytes >= _CLONED else stored.header.alignment
+    for start, stop in itertools.pairwise([*starts, len(rows)]):
+        old, last = int(rows["offset"][start]), int(rows["offset"][stop - 1])
+        nbytes = last + int(rows["nbytes"][stop - 1]) - old
+        step = stored.header.base_alignment if nbytes >= _LEAST_CLONED else stored.header.alignment
         new = end + (old - end) % step
-        rows["offset"][lo:hi] -= np.uint64(old - new)
+        rows["offset"][start:stop] -= np.uint64(old - new)
         runs.append(_MovedRun(old, new, nbytes))
         end = new + nbytes
     return runs, rows["offset"], end
 
 
 def _plan_header(old: Header, index: bytearray, base: int, end: int) -> tuple[Header, bytearray]:
-    """Return header and index; the index is padded if that keeps the payloads on their blocks."""
+    """Return header and index, padded if that keeps payloads on their blocks; `end` is that of the payloads."""
     start = old.payload_offset
     if not old.front:
         return back_header(index, old.alignment, base, start, start + end), index
-    least = HEADER_SIZE + len(index)
-    if not least <= start < least + base:
-        start = least + (start - least) % (max(base, BLOCK) if end >= LARGE_PAYLOAD else base)
-    if start - least >= base:  # a gap would be too large (R12); the index may end in zeros
+    index_end = HEADER_SIZE + len(index)
+    if not index_end <= start < index_end + base:
+        start = index_end + (start - index_end) % (max(base, BLOCK) if end >= LARGE_PAYLOAD else base)
+    if start - index_end >= base:  # a gap would be too large (R12); the index may end in zeros
         index = index.ljust(start - HEADER_SIZE, b"\0")
     size = start + align_up(end, old.alignment) + HEADER_SIZE
     return Header(old.alignment, base, HEADER_SIZE, len(index), start, size, zlib.crc32(index)), index

@@ -21,7 +21,7 @@ Number = TypeVar("Number")  # distinct for each payload
 
 
 class EqualPayloads(Generic[Number]):
-    """Numbers of payloads, by a key of their bytes, such as size and digest."""
+    """Finds the first payload of equal bytes: has numbers of payloads by a key of their bytes, as size and digest."""
 
     def __init__(self) -> None:
         self._numbers: dict[Hashable, Number] = {}
@@ -32,7 +32,7 @@ class EqualPayloads(Generic[Number]):
         return earlier if earlier != number and is_equal(earlier) else number
 
     def forget(self, number: Number) -> None:
-        """Forget the payload, if it was added last."""
+        """Forget the payload of this number, if it was added last."""
         if self._numbers and next(reversed(self._numbers.values())) == number:
             self._numbers.popitem()
 
@@ -48,49 +48,58 @@ def equal_sources(
     stored: Sequence[tuple[int, int]] = (),
     stored_bytes: Callable[[int], Any] = lambda _: None,
 ) -> tuple[list[int], list[int]]:
-    """Return for each source the number of the payload that it equals, or its own, and its digest, 0 for lazy values.
+    """Return two lists by source: the number of the first payload that equals it, or its own, and its digest.
 
-    Stored payloads are numbered first, then sources. Lazy sources equal no other; stored payloads keep their numbers.
+    Stored payloads are numbered first, then sources. A LazyTensor equals no other source, and has the digest 0.
 
     Args:
         sources: arrays, `SplitSource`s, `LazyTensor`s.
         checksums: gets those of the blocks of large sources, hashed in the same pass.
         stored: size and digest of payloads that are stored already; `stored_bytes` returns their bytes by number.
     """
-    total, digests = len(stored), _digests(sources, checksums)
-    numbers = list(range(total, total + len(sources)))
+    stored_count, digests = len(stored), _digests(sources, checksums)
+    numbers = list(range(stored_count, stored_count + len(sources)))
     if not stored and len(set(digests)) == len(digests):
         return numbers, digests
-    equals = EqualPayloads[int]()
+    payloads = EqualPayloads[int]()
     for number, (nbytes, digest) in enumerate(stored):
-        equals.first(key_of(nbytes, digest), number, lambda _: False)
-    for number, source, digest in zip(list(numbers), sources, digests, strict=True):
+        payloads.first(key_of(nbytes, digest), number, lambda _: False)  # adds it; what is stored stays as it is
+
+    for i, (source, digest) in enumerate(zip(sources, digests, strict=True)):
 
         def is_equal(other: int, source: Any = source) -> bool:
-            return same_bytes(stored_bytes(other) if other < total else sources[other - total], source)
+            is_stored = other < stored_count
+            return same_bytes(stored_bytes(other) if is_stored else sources[other - stored_count], source)
 
         if not isinstance(source, LazyTensor):
-            numbers[number - total] = equals.first(key_of(source.nbytes, digest), number, is_equal)
+            numbers[i] = payloads.first(key_of(source.nbytes, digest), numbers[i], is_equal)
     return numbers, digests
 
 
 def _digests(sources: Sequence[Any], checksums: Checksums) -> list[int]:
-    if set(map(type, sources)) == {np.ndarray} and max(s.nbytes for s in sources) < LEAST:
+    """Return the digest of each source, 0 of a LazyTensor; `checksums` gets those of the blocks of large ones."""
+    if set(map(type, sources)) == {np.ndarray} and max(source.nbytes for source in sources) < LEAST:
         return list(map(digest_of, sources))  # they have the buffer protocol
-    return [0 if isinstance(s, LazyTensor) else digest_of_source(s, checksums) for s in sources]
+    return [0 if isinstance(source, LazyTensor) else digest_of_source(source, checksums) for source in sources]
 
 
 def digest_of_source(source: Any, checksums: Checksums) -> int:
     """Return the digest of an array or SplitSource; `checksums` gets those of its blocks, if it is large."""
     if source.nbytes < LEAST:
         return digest_of_pieces(chunks(source))
-    running = BlockDigest()
+    digest = BlockDigest()
     for chunk in chunks(source):
-        running.update(chunk)
-    return running.finish(source.nbytes, checksums)
+        digest.update(chunk)
+    return digest.finish(source.nbytes, checksums)
 
 
 def same_bytes(a: Any, b: Any) -> bool:
     """Return True if two sources of one size are equal; copies only those in pieces or with gaps."""
-    x, y = (np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in (list(chunks(s)) for s in (a, b)))
-    return all(np.array_equal(x[i : i + COMPARED], y[i : i + COMPARED]) for i in range(0, len(x), COMPARED))
+    x, y = _joined(a), _joined(b)
+    starts = range(0, len(x), COMPARED)  # the comparison makes an array, of one piece at a time
+    return all(np.array_equal(x[start : start + COMPARED], y[start : start + COMPARED]) for start in starts)
+
+
+def _joined(source: Any) -> Any:
+    parts = list(chunks(source))
+    return np.concatenate(parts) if len(parts) > 1 else parts[0]

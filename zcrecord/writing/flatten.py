@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import mmap
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any
@@ -58,9 +59,9 @@ class FlatRecord(Entries):
 
     def check_names(self) -> None:
         """Raise unless tensors, modules and attributes have distinct full names that the format can hold."""
-        modules = [self.modules[a.parent].name for a in self.attributes]
-        attributes = [f"{m}.{a.key}" if m else a.key for m, a in zip(modules, self.attributes, strict=True)]
-        for names in (self.names, [m.name for m in self.modules], attributes):
+        parents = [self.modules[attribute.parent].name for attribute in self.attributes]
+        attributes = [f"{m}.{a.key}" if m else a.key for m, a in zip(parents, self.attributes, strict=True)]
+        for names in (self.names, [module.name for module in self.modules], attributes):
             joined = "".join(names)
             if "\0" in joined:
                 raise UnsupportedError("its name contains NUL; rename it", tensor=next(n for n in names if "\0" in n))
@@ -68,9 +69,8 @@ class FlatRecord(Entries):
                 bad = next(n for n in names if not encodable(n))
                 raise UnsupportedError("its name has lone surrogates, which are not UTF-8; rename it", tensor=bad)
             if len(set(names)) != len(names):
-                seen: set[str] = set()
-                twice = next(n for n in names if n in seen or seen.add(n))  # type: ignore[func-returns-value]
-                raise NameCollisionError("two keys with dots lead to this name; rename one", tensor=twice)
+                duplicate = next(name for name, count in Counter(names).items() if count > 1)
+                raise NameCollisionError("two keys with dots lead to this name; rename one", tensor=duplicate)
 
 
 def flatten(record: Any) -> FlatRecord:
@@ -96,14 +96,15 @@ def flatten(record: Any) -> FlatRecord:
     flat.check_values()
     flat.check_names()
     if state is not None:  # tensors are grouped by module now; the owner's order may mix them
-        rank = {name: i for i, name in enumerate(state)}
-        order = sorted(range(len(flat.names)), key=lambda i: _rank(flat.names[i], rank))
-        for column in ("names", "key_sizes", "parents", "places", "values"):
-            setattr(flat, column, list(map(getattr(flat, column).__getitem__, order)))
+        ranks = {name: i for i, name in enumerate(state)}
+        order = sorted(range(len(flat.names)), key=lambda i: _rank(flat.names[i], ranks))
+        for column in (flat.names, flat.key_sizes, flat.parents, flat.places, flat.values):
+            column[:] = [column[i] for i in order]
     return flat
 
 
 def _state_of(value: Any) -> Mapping[str, Any] | None:
+    """Return the `state_dict()` of an object, None of one without it; UnsupportedError if that is not by names."""
     if isinstance(value, type) or not callable(getattr(value, "state_dict", None)):
         return None
     state = value.state_dict()
@@ -112,11 +113,11 @@ def _state_of(value: Any) -> Mapping[str, Any] | None:
     return state
 
 
-def _rank(name: str, rank: Mapping[str, int]) -> int:
-    """Return the rank of a name, or of its longest prefix that has one."""
-    while name and name not in rank:
+def _rank(name: str, ranks: Mapping[str, int]) -> int:
+    """Return the rank of a name, or of its longest prefix, in whole keys, that has one."""
+    while name and name not in ranks:
         name = name.rpartition(".")[0]
-    return rank.get(name, len(rank))
+    return ranks.get(name, len(ranks))
 
 
 def children_of(value: Any, name: str) -> tuple[int | None, str, Iterable[tuple[str, Any]]]:
@@ -145,12 +146,17 @@ def children_of(value: Any, name: str) -> tuple[int | None, str, Iterable[tuple[
     if state is not None:
         return ModuleKind.MAPPING, "", _nest(state).items()
     stand_in = conventions.object_of(value, name)
-    return (None, "", ()) if stand_in is None else (ModuleKind.OBJECT, stand_in[0], stand_in[1].items())
+    if stand_in is None:
+        return None, "", ()
+    type_name, children = stand_in
+    return ModuleKind.OBJECT, type_name, children.items()
 
 
 def _fields(value: Any) -> dict[str, Any] | None:
-    of_attrs = getattr(type(value), "__attrs_attrs__", None)
-    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else of_attrs
+    """Return the fields of a dataclass's or an attrs class's instance; None of others."""
+    fields = getattr(type(value), "__attrs_attrs__", None)
+    if dataclasses.is_dataclass(value):
+        fields = dataclasses.fields(value)
     if fields is None:
         return None
     try:
@@ -161,10 +167,10 @@ def _fields(value: Any) -> dict[str, Any] | None:
 
 def _pytree_items(children: list[tuple[str, Any]], fields: dict[str, Any] | None) -> Iterable[tuple[str, Any]]:
     """Return a pytree's items to save: its children, and fields of plain values; not functions, which the class has."""
-    data = dict(children)
-    if fields is None or not data.keys() <= fields.keys():
+    by_key = dict(children)
+    if fields is None or not by_key.keys() <= fields.keys():
         return children
-    return ((key, data.get(key, field)) for key, field in fields.items() if key in data or _is_plain(field))
+    return ((key, by_key.get(key, field)) for key, field in fields.items() if key in by_key or _is_plain(field))
 
 
 def _is_plain(value: Any) -> bool:
@@ -188,7 +194,7 @@ def _walk(flat: FlatRecord, name: str, module: int, items: Iterable[tuple[str, A
 
 
 def _add_child(flat: FlatRecord, full: str, key: str, parent: tuple[int, int], value: Any, depth: int) -> None:
-    """Add a value under its full name; `parent` has the module's number, and the place in it."""
+    """Add a value, in modules that lie `depth` deep; `parent` is the module's number, and the value's place in it."""
     module, place = parent
     value = value.value if isinstance(value, Enum) else value
     if is_attribute(value, full):
@@ -206,7 +212,7 @@ def _add_child(flat: FlatRecord, full: str, key: str, parent: tuple[int, int], v
 
 
 def _add_arrays(flat: FlatRecord, prefix: str, module: int, children: Mapping[str, Any]) -> bool:
-    """Add a module's children without a loop over them if all are plain arrays; return True if it did."""
+    """Add a module's children, without a loop over them, if all are plain arrays; return True if it did."""
     keys, values = list(children), list(children.values())
     if set(map(type, values)) != {np.ndarray} or set(map(type, keys)) != {str} or not all(keys):
         return False
@@ -223,6 +229,7 @@ def _add_arrays(flat: FlatRecord, prefix: str, module: int, children: Mapping[st
 def _add_tensors(
     flat: FlatRecord, names: list[str], key_sizes: Iterable[int], module: int, places: Iterable[int], values: list[Any]
 ) -> None:
+    """Add tensors of one module, as columns."""
     flat.names += names
     flat.key_sizes += key_sizes
     flat.parents += [module] * len(names)
@@ -231,14 +238,14 @@ def _add_tensors(
 
 
 def refuse_key(key: Any, module: str) -> None:
-    """Raise UnsupportedError for a key of that module that is empty, or not text."""
+    """Raise UnsupportedError for a key that is empty or not text; `module` is the full name of the module with it."""
     place = f"in '{module}'" if module else "in the record"
     fault = "an empty key" if key == "" else f"key {key!r} is a {type(key).__name__}"
     raise UnsupportedError(f"{place}: {fault}; keys are non-empty strings or integers")
 
 
 def as_tensor(value: Any, path: str) -> Any:
-    """Return a value as ndarray or tensor of this package; a device's as a LazyTensor, fetched when it is written."""
+    """Return a value as ndarray or tensor of this package, a device's as a LazyTensor; UnsupportedError for others."""
     if isinstance(value, PackedTensor | StringTensor | LazyTensor):
         return value
     if isinstance(value, bytearray | memoryview | mmap.mmap):
@@ -264,6 +271,7 @@ def as_tensor(value: Any, path: str) -> Any:
 
 
 def _fetch(tensor: interop.DeviceTensor, path: str) -> Any:
+    """Return a device's tensor in host memory; errors have its name."""
     with located(tensor=path):
         return tensor.fetch()
 
@@ -284,8 +292,8 @@ def metadata_entries(metadata: Any) -> list[AttributeEntry]:
     """Return a file's metadata as entries; UnsupportedError for a name or value that the format cannot hold."""
     if not isinstance(metadata, Mapping):
         raise UnsupportedError(f"metadata is a mapping from names to plain values, not a {type(metadata).__name__}")
-    if set(map(type, metadata.values())) - {str}:
-        metadata = {k: tuple(v) if isinstance(v, tuple) else v for k, v in metadata.items()}  # a namedtuple is plain
+    if set(map(type, metadata.values())) - {str}:  # a namedtuple counts as a plain tuple
+        metadata = {key: tuple(v) if isinstance(v, tuple) else v for key, v in metadata.items()}
     for key, value in metadata.items():
         place = f"metadata {key!r}"
         if not isinstance(key, str) or not key or "\0" in key or not is_attribute(key, place):

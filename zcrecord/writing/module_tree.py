@@ -26,31 +26,22 @@ from zcrecord.errors import LimitError, NameCollisionError, UnsupportedError
 
 # Limit of characters in all modules' full names: the first, and the second times those in tensors' names. Each name is
 # stored in full, so without it a file of deeply nested long names would become an archive of 50 times its size.
-_ROOM, _TIMES = 16 << 20, 16
+_BASE_BUDGET, _BUDGET_FACTOR = 16 << 20, 16
 _MAPPING = int(ModuleKind.MAPPING), ""
 _ORDERED = (ModuleKind.LIST, ""), (ModuleKind.TUPLE, "")
 
 
 class ModuleTreeBuilder:
-    """Builder of a module tree from tensors and attributes; children keep the order in which they are added.
-
-    Example:
-        >>> from zcrecord.codec.entries import TensorLayout
-        >>> tree = ModuleTreeBuilder()
-        >>> tree.tensor(("encoder", "weight"), TensorLayout(18, 32, (2,)), payload=0)
-        >>> tree.attribute(("encoder", "heads"), 8)
-        >>> tree.entries().names
-        ['encoder.weight']
-    """
+    """Builder of a module tree from tensors and attributes; children keep the order in which they are added."""
 
     def __init__(self) -> None:
         # Columns, not objects: a model may have as many modules as tensors. Modules are numbered as they are added.
-        self._paths: dict[tuple[str, ...], int] = {(): 0}  # modules by their keys
-        self._modules: dict[str, int] = {"": 0}  # modules by their full names
-        self._sizes: list[int] = [0]  # characters of a module's full name and of the dot behind it
-        self._above: list[int] = [NONE]  # the module around it
-        self._module_places: list[int] = [0]  # its place there
-        self._counts: list[int] = [0]  # of its children
+        self._modules_by_path: dict[tuple[str, ...], int] = {(): 0}
+        self._modules: dict[str, int] = {"": 0}  # by full name
+        self._prefix_sizes: list[int] = [0]  # characters of a module's full name and of the dot behind it
+        self._module_parents: list[int] = [NONE]
+        self._module_places: list[int] = [0]  # of modules in their parents
+        self._child_counts: list[int] = [0]
         self._kinds: dict[int, tuple[int, str]] = {}  # and class names, of modules that are not plain mappings
         self._keys: dict[int, Sequence[str]] = {}  # of lists and tuples of other writers, if not 0, 1, 2 and so on
         self._attributes: dict[str, AttributeEntry] = {}  # by full name
@@ -60,7 +51,7 @@ class ModuleTreeBuilder:
         self._layout_ids: list[int] = []
         self.payloads: list[int] = []
         self._layouts: dict[TensorLayout, int] = {}
-        self._room = _ROOM
+        self._name_budget = _BASE_BUDGET
 
     def __len__(self) -> int:
         return len(self.payloads)
@@ -68,26 +59,25 @@ class ModuleTreeBuilder:
     def tensor(self, path: Sequence[str], layout: TensorLayout, payload: int) -> None:
         """Add a tensor with the bytes of `payload`, a number that may still change in `payloads`.
 
-        Raises:
-            NameCollisionError: its name is taken. UnsupportedError: a key is empty or has NUL. LimitError: too deep, or
-                names of modules take far more than those of tensors.
+        NameCollisionError if its name is taken, UnsupportedError if a key is empty or has NUL, LimitError if it is too
+        deep, or names of modules take far more than those of tensors.
         """
         self.check_name(path)
         self.put(tuple(path[:-1]), ".".join(path), layout, payload)
 
     def put(self, above: tuple[str, ...], name: str, layout: TensorLayout, payload: int) -> None:
         """Add a tensor by the path of its module and its full name, of valid keys; errors are those of `tensor`."""
-        self._room += _TIMES * len(name)
-        parent = self._paths.get(above)
+        self._name_budget += _BUDGET_FACTOR * len(name)
+        parent = self._modules_by_path.get(above)
         if parent is None:
-            parent = self._make(above, name)
-        other = name in self._modules or name in self._attributes
-        if name in self._names or (other and self._kind_of_child(parent, name)):
+            parent = self._make_module(above, name)
+        may_collide = name in self._modules or name in self._attributes
+        if name in self._names or (may_collide and self._kind_of_child(parent, name)):
             raise NameCollisionError("this name is taken already; rename one", tensor=name)
         self._names[name] = len(self.payloads)
         self._parents.append(parent)
-        self._places.append(self._counts[parent])
-        self._counts[parent] += 1
+        self._places.append(self._child_counts[parent])
+        self._child_counts[parent] += 1
         self._layout_ids.append(self._layouts.setdefault(layout, len(self._layouts)))
         self.payloads.append(payload)
 
@@ -95,32 +85,32 @@ class ModuleTreeBuilder:
         """Return the kind of a module's child of this full name: "a tensor", "a module", "an attribute", or ""."""
         if name in self._names and self._parents[self._names[name]] == parent:
             return "a tensor"
-        if name in self._modules and self._above[self._modules[name]] == parent:
+        if name in self._modules and self._module_parents[self._modules[name]] == parent:
             return "a module"
         return "an attribute" if name in self._attributes and self._attributes[name].parent == parent else ""
 
     def check_name(self, path: Sequence[str]) -> None:
-        """Raise the error that `tensor` would, before its bytes are written."""
+        """Raise the error that `tensor` would raise for this path, before its bytes are written; add nothing."""
         name = ".".join(path)
         _check_keys(path, name)
         if name in self._names:
             raise NameCollisionError("two tensors would have this name; rename one", tensor=name)
-        parent = self._parent(path, make=False)
-        if parent is not None and (other := self._kind_of_child(parent, name)):
-            raise NameCollisionError(f"{other} has this name already; rename one", tensor=name)
+        parent = self._module_above(path, make=False)
+        if parent is not None and (kind := self._kind_of_child(parent, name)):
+            raise NameCollisionError(f"{kind} has this name already; rename one", tensor=name)
 
     def attribute(self, path: Sequence[str], value: Any) -> None:
-        """Add an attribute; NameCollisionError if its name is taken."""
+        """Add an attribute; errors are those of `tensor`, and UnsupportedError for a value that is not plain."""
         name = ".".join(path)
         _check_keys(path, name)
         check_attribute(value, name)
         if name in self._attributes:
             raise NameCollisionError("two attributes would have this name; rename one", tensor=name)
-        parent = self._parent(path)
+        parent = self._module_above(path)
         if self._kind_of_child(parent, name):
             raise NameCollisionError("this name is taken already; rename one", tensor=name)
-        self._attributes[name] = AttributeEntry(path[-1], parent, self._counts[parent], value)
-        self._counts[parent] += 1
+        self._attributes[name] = AttributeEntry(path[-1], parent, self._child_counts[parent], value)
+        self._child_counts[parent] += 1
 
     def module(
         self,
@@ -132,33 +122,33 @@ class ModuleTreeBuilder:
         """Add a module, () for the record itself, or set its kind; `keys` are a list's, if not 0, 1, 2 and so on."""
         if path:
             _check_keys(path, ".".join(path))
-        number = self._parent((*path, ""))
+        number = self._module_above((*path, ""))
         self._kinds[number] = kind, type_name
         if keys is not None:
             self._keys[number] = keys
 
-    def _parent(self, path: Sequence[str], *, make: bool = True) -> Any:
-        """Return the module above a path's last key; without `make`, None if it is not there."""
+    def _module_above(self, path: Sequence[str], *, make: bool = True) -> Any:
+        """Return the number of the module that a path's last key is in; without `make`, None if it is missing."""
         above = tuple(path[:-1])
-        number = self._paths.get(above)
-        return self._make(above, ".".join(path), make) if number is None else number
+        number = self._modules_by_path.get(above)
+        return self._make_module(above, ".".join(path), make) if number is None else number
 
-    def _make(self, above: tuple[str, ...], name: str, make: bool = True) -> Any:
-        """Add the module with this path, and missing ones around it, for a child of the full name `name`."""
+    def _make_module(self, above: tuple[str, ...], name: str, make: bool = True) -> Any:
+        """Add the module `above`, with its parents, for a child of this full name; without `make`, only check that."""
         first = len(above)  # the number of keys of the first missing module
-        while (parent := self._paths.get(above[: first - 1])) is None:
+        while (parent := self._modules_by_path.get(above[: first - 1])) is None:
             first -= 1
-        module = name[: self._sizes[parent] + len(above[first - 1])]
-        used = module in self._modules or module in self._names or module in self._attributes
-        if first == len(above) and not used and len(module) < self._room:  # the usual case
-            return self._add_module(parent, above, module) if make else None
-        sizes = itertools.accumulate((len(key) + 1 for key in above[first - 1 :]), initial=self._sizes[parent])
-        ends = list(sizes)[1:]
-        if self._kind_of_child(parent, module):
-            raise NameCollisionError("a tensor or an attribute has the name of this module; rename one", tensor=module)
-        if sum(ends) > self._room + _TIMES * (len(name) + 1):
-            fault = f"names of modules would take more than {_ROOM >> 20} MiB and {_TIMES} times those of tensors"
-            raise LimitError(f"{fault}; nest them less deeply", tensor=name)
+        missing = name[: self._prefix_sizes[parent] + len(above[first - 1])]
+        is_taken = missing in self._modules or missing in self._names or missing in self._attributes
+        if first == len(above) and not is_taken and len(missing) < self._name_budget:  # the usual case
+            return self._add_module(parent, above, missing) if make else None
+        key_sizes = (len(key) + 1 for key in above[first - 1 :])
+        _, *ends = itertools.accumulate(key_sizes, initial=self._prefix_sizes[parent])  # of missing modules, in `name`
+        if self._kind_of_child(parent, missing):
+            raise NameCollisionError("a tensor or an attribute has the name of this module; rename one", tensor=missing)
+        if sum(ends) > self._name_budget + _BUDGET_FACTOR * (len(name) + 1):
+            limit = f"{_BASE_BUDGET >> 20} MiB and {_BUDGET_FACTOR} times those of tensors"
+            raise LimitError(f"names of modules would take more than {limit}; nest them less deeply", tensor=name)
         for end in ends:
             if name[: end - 1] in self._modules:
                 fault = "two keys with dots lead to this name of a module; rename one"
@@ -170,22 +160,23 @@ class ModuleTreeBuilder:
         return parent
 
     def _add_module(self, parent: int, path: tuple[str, ...], name: str) -> int:
-        number = self._modules[name] = self._paths[path] = len(self._sizes)
-        self._above.append(parent)
-        self._module_places.append(self._counts[parent])
-        self._counts[parent] += 1
-        self._sizes.append(len(name) + 1)
-        self._counts.append(0)
-        self._room -= len(name)
+        """Add a module to its parent, and return its number."""
+        number = self._modules[name] = self._modules_by_path[path] = len(self._prefix_sizes)
+        self._module_parents.append(parent)
+        self._module_places.append(self._child_counts[parent])
+        self._child_counts[parent] += 1
+        self._prefix_sizes.append(len(name) + 1)
+        self._child_counts.append(0)
+        self._name_budget -= len(name)
         return number
 
     def entries(self, order: Sequence[int] | None = None) -> Entries:
         """Return the entries, tensors as added or in `order`; a list without the keys 0, 1, 2 is a mapping."""
-        numbers, sizes, kinds = self._preorder_numbers(), self._sizes, self._final_kinds()
-        above = [NONE, *map(numbers.__getitem__, self._above[1:])]
-        module_key_sizes = map(_key_size, self._modules, [0, *map(sizes.__getitem__, self._above[1:])])
+        numbers, sizes, kinds = self._preorder_numbers(), self._prefix_sizes, self._final_kinds()
+        module_parents = [NONE, *map(numbers.__getitem__, self._module_parents[1:])]
+        module_key_sizes = map(_key_size, self._modules, [0, *map(sizes.__getitem__, self._module_parents[1:])])
         kind_columns = zip(*[kinds.get(i, _MAPPING) for i in range(len(sizes))], strict=True)
-        rows = zip(self._modules, module_key_sizes, above, self._module_places, *kind_columns, strict=True)
+        rows = zip(self._modules, module_key_sizes, module_parents, self._module_places, *kind_columns, strict=True)
         modules = [ModuleEntry("", 0, NONE, 0, *_MAPPING)] * len(sizes)
         for number, entry in zip(numbers, map(ModuleEntry._make, rows), strict=True):
             modules[number] = entry
@@ -202,15 +193,16 @@ class ModuleTreeBuilder:
         return Entries(names, key_sizes, parents, places, payloads, layout_ids, layouts, modules, attributes)
 
     def _preorder_numbers(self) -> list[int]:
-        count = len(self._above)
-        totals, numbers, following = [1] * count, [0] * count, [1] * count
+        """Return each module's number in pre-order. Parents have lower numbers than their children: no recursion."""
+        count = len(self._module_parents)
+        sizes, numbers, next_numbers = [1] * count, [0] * count, [1] * count  # sizes: modules in one, itself included
         for i in range(count - 1, 0, -1):
-            totals[self._above[i]] += totals[i]
+            sizes[self._module_parents[i]] += sizes[i]
         for i in range(1, count):
-            above = self._above[i]
-            numbers[i] = following[above]
-            following[i] = numbers[i] + 1
-            following[above] += totals[i]
+            parent = self._module_parents[i]
+            numbers[i] = next_numbers[parent]
+            next_numbers[i] = numbers[i] + 1
+            next_numbers[parent] += sizes[i]
         return numbers
 
     def _places_to(self, module: int) -> list[int]:
@@ -218,25 +210,28 @@ class ModuleTreeBuilder:
         places = []
         while module:
             places.append(self._module_places[module])
-            module = self._above[module]
+            module = self._module_parents[module]
         return places[::-1]
 
     def _final_kinds(self) -> dict[int, tuple[int, str]]:
         """Return kinds and class names of all but plain mappings; a list without its keys in order is a mapping."""
         kinds = dict(self._kinds)
-        if any(kind in _ORDERED for kind in kinds.values()):
-            modules = zip(self._modules, self._above, self._module_places, strict=True)
-            tensors = zip(self._names, self._parents, self._places, strict=True)
-            attributes = ((name, a.parent, a.place) for name, a in self._attributes.items())
-            for name, parent, place in itertools.chain(modules, tensors, attributes):
-                if kinds.get(parent) in _ORDERED:
-                    keys = self._keys.get(parent, ())
-                    if name[self._sizes[parent] :] != (keys[place] if place < len(keys) else str(place)):
-                        kinds[parent] = _MAPPING
+        if not any(kind in _ORDERED for kind in kinds.values()):
+            return kinds  # the usual case
+        modules = zip(self._modules, self._module_parents, self._module_places, strict=True)
+        tensors = zip(self._names, self._parents, self._places, strict=True)
+        attributes = ((name, a.parent, a.place) for name, a in self._attributes.items())
+        for name, parent, place in itertools.chain(modules, tensors, attributes):
+            if kinds.get(parent) in _ORDERED:
+                keys = self._keys.get(parent, ())
+                expected_key = keys[place] if place < len(keys) else str(place)
+                if name[self._prefix_sizes[parent] :] != expected_key:
+                    kinds[parent] = _MAPPING
         return kinds
 
 
 def _key_size(name: str, start: int) -> int:
+    """Return the size in UTF-8 of a full name's last key, which starts at a character."""
     return len(name) - start if name.isascii() else len(name[start:].encode(errors="surrogatepass"))
 
 
@@ -248,6 +243,7 @@ def check_attribute(value: Any, name: str) -> None:
 
 
 def _check_keys(path: Sequence[str], name: str) -> None:
+    """Raise UnsupportedError or LimitError unless a path, whose full name is `name`, can be stored."""
     if not path or not all(path):
         raise UnsupportedError(f"{path!r}: keys are non-empty strings")
     if "\0" in name:
@@ -270,96 +266,98 @@ def state_path(name: str, state: Container[str]) -> tuple[str, ...]:
     return (name,) if any(".".join(path[:i]) in state for i in range(1, len(path))) else path
 
 
-def state_entries(names: Sequence[str], room: int = _ROOM) -> Entries | None:
+def state_entries(names: Sequence[str], max_text: int = _BASE_BUDGET) -> Entries | None:
     """Return the entries that a `ModuleTreeBuilder` has of tensors, each added by its `state_path`; made by columns.
 
-    Payloads and layouts are left out. None if a name stays whole, or names of modules take more than `room` characters:
-    add them one by one. Names must be distinct, and such as can be stored.
+    Payloads and layouts are left out. Names must be distinct, and such as can be stored. None if the builder has to do
+    it: a name stays whole, or names of modules take more than `max_text` characters.
     """
     text, module_names = "\0".join(["", *names, ""]), [name.rpartition(".")[0] for name in names]
     if any(empty_key in text for empty_key in ("..", "\0.", ".\0")):
         return None
-    tree = _with_ancestors(module_names, min(room, _ROOM))
+    tree = _with_ancestors(module_names, min(max_text, _BASE_BUDGET))
     if tree is None or not tree[0].keys().isdisjoint(names):
         return None
-    modules, above = tree
-    over, parents = (np.fromiter(map(modules.__getitem__, texts), np.intp) for texts in (above, module_names))
-    del above, module_names, tree
-    depths = _depths(over)
+    modules, parent_names = tree
+    module_parents = np.fromiter(map(modules.__getitem__, parent_names), np.intp)
+    tensor_parents = np.fromiter(map(modules.__getitem__, module_names), np.intp)
+    del parent_names, module_names, tree
+    depths = _depths(module_parents)
     if depths.max() >= MAX_DEPTH:
         return None
-    count, total = len(names), len(modules)
-    places, numbers, sizes = _preorder(parents, over, depths)
-    octets: Any = len if text.isascii() else lambda name: len(name.encode())
-    lengths = np.fromiter(map(octets, modules), np.intp)
-    starts = np.where(depths, lengths + 1, 0)  # of keys, in the full names of a module's children
-    preorder, full = np.argsort(numbers), list(modules)
+    tensor_count, module_count = len(names), len(modules)
+    places, numbers, sizes = _preorder(tensor_parents, module_parents, depths)
+    size_of: Any = len if text.isascii() else lambda name: len(name.encode())
+    name_sizes = np.fromiter(map(size_of, modules), np.intp)
+    key_starts = np.where(depths, name_sizes + 1, 0)  # in the full names of a module's children
+    preorder, full_names = np.argsort(numbers), list(modules)
     columns = ModuleColumns(
-        names=[full[i] for i in preorder.tolist()],
-        key_sizes=(lengths - starts[over])[preorder],
-        parents=np.append(NONE, numbers[over][preorder[1:]]),
-        places=np.append(0, places[count:])[preorder],
-        ends=np.arange(total) + sizes[preorder],
+        names=[full_names[i] for i in preorder.tolist()],
+        key_sizes=(name_sizes - key_starts[module_parents])[preorder],
+        parents=np.append(NONE, numbers[module_parents][preorder[1:]]),
+        places=np.append(0, places[tensor_count:])[preorder],
+        ends=np.arange(module_count) + sizes[preorder],
     )
-    key_sizes = np.fromiter(map(octets, names), np.intp) - starts[parents]
-    return Entries(list(names), key_sizes, numbers[parents], places[:count], module_columns=columns)
+    key_sizes = np.fromiter(map(size_of, names), np.intp) - key_starts[tensor_parents]
+    return Entries(list(names), key_sizes, numbers[tensor_parents], places[:tensor_count], module_columns=columns)
 
 
-def _with_ancestors(names: list[str], room: int) -> tuple[dict[str, int], list[str]] | None:
-    """Number modules and their ancestors; return numbers by name, and each one's parent; None beyond `room` of text."""
+def _with_ancestors(names: list[str], max_text: int) -> tuple[dict[str, int], list[str]] | None:
+    """Return numbers of modules and their ancestors by name, and parents' names; None if names are too long."""
     numbers, parents, level = {"": 0}, [""], names
     while level:
         new = [name for name in dict.fromkeys(level) if name not in numbers]
         numbers.update(zip(new, itertools.count(len(numbers))))
-        room -= sum(map(len, new))
-        if room < 0:
+        max_text -= sum(map(len, new))
+        if max_text < 0:
             return None
         level = [name.rpartition(".")[0] for name in new]
         parents += level
     return numbers, parents
 
 
-def _depths(over: Any) -> Any:
-    """Return the depth of each module, up to MAX_DEPTH, by the number of the one around it."""
-    depths, around = np.append(0, np.ones(len(over) - 1, np.intp)), over
-    while around.any() and depths.max() < MAX_DEPTH:
-        depths += around > 0
-        around = over[around]
+def _depths(module_parents: Any) -> Any:
+    """Return the depth of each module, 0 of the record itself, up to MAX_DEPTH."""
+    depths, ancestors = np.append(0, np.ones(len(module_parents) - 1, np.intp)), module_parents
+    while ancestors.any() and depths.max() < MAX_DEPTH:
+        depths += ancestors > 0
+        ancestors = module_parents[ancestors]
     return depths
 
 
-def _preorder(parents: Any, over: Any, depths: Any) -> tuple[Any, Any, Any]:
-    """Return the places of tensors and modules, the modules' numbers in pre-order, and their sizes in modules.
+def _preorder(tensor_parents: Any, module_parents: Any, depths: Any) -> tuple[Any, Any, Any]:
+    """Return the places of tensors, then modules; the modules' numbers in pre-order; and their sizes in modules.
 
-    `parents` are the modules of tensors, `over` the modules around modules.
+    A module's size counts itself. Its place follows from its first tensor. Each step is of whole columns, by depth.
     """
-    count, total = len(parents), len(over)
-    first, sizes = np.full(total, count), np.ones(total, np.intp)  # the first tensor in each module, modules inside it
-    first[parents[::-1]] = np.arange(count)[::-1]
+    tensor_count, module_count = len(tensor_parents), len(module_parents)
+    first, sizes = np.full(module_count, tensor_count), np.ones(module_count, np.intp)  # first: the first tensor inside
+    first[tensor_parents[::-1]] = np.arange(tensor_count)[::-1]
     by_depth = np.argsort(depths, kind="stable")
     levels = np.split(by_depth, np.searchsorted(depths[by_depth], np.arange(1, depths.max() + 1)))[1:]
     for level in reversed(levels):
-        np.minimum.at(first, over[level], first[level])
-        np.add.at(sizes, over[level], sizes[level])
-    places, order = _places(np.append(parents, over[1:]), np.append(np.arange(count), first[1:]))
-    inside = order[order >= count] - count + 1  # modules, ordered by the one around them, and by place
-    before = np.zeros(total, np.intp)  # modules in front of each in the one around it, with those inside them
-    ends = np.cumsum(sizes[inside])
-    before[inside] = ends - sizes[inside]
-    before[inside] -= before[inside][np.searchsorted(over[inside], over[inside])]
-    numbers = np.zeros(total, np.intp)
+        np.minimum.at(first, module_parents[level], first[level])
+        np.add.at(sizes, module_parents[level], sizes[level])
+    parents = np.append(tensor_parents, module_parents[1:])
+    places, order = _places(parents, np.append(np.arange(tensor_count), first[1:]))
+    modules = order[order >= tensor_count] - tensor_count + 1  # without the record; by parent and place
+    before = np.zeros(module_count, np.intp)  # modules that lie before each one in its parent, with those inside them
+    ends = np.cumsum(sizes[modules])
+    before[modules] = ends - sizes[modules]
+    before[modules] -= before[modules][np.searchsorted(module_parents[modules], module_parents[modules])]
+    numbers = np.zeros(module_count, np.intp)
     for level in levels:
-        numbers[level] = numbers[over[level]] + 1 + before[level]
+        numbers[level] = numbers[module_parents[level]] + 1 + before[level]
     return places, numbers, sizes
 
 
 def _places(parents: Any, order: Any) -> tuple[Any, Any]:
-    """Return the place of each child in its module, and all children sorted by module and place."""
-    by_module = np.lexsort((order, parents))
-    sorted_parents = parents[by_module]
+    """Return the place of each child in its parent, by ascending `order`, and the children by parent and place."""
+    by_parent = np.lexsort((order, parents))
+    sorted_parents = parents[by_parent]
     places = np.zeros(len(parents), np.intp)
-    places[by_module] = np.arange(len(parents)) - np.searchsorted(sorted_parents, sorted_parents)
-    return places, by_module
+    places[by_parent] = np.arange(len(parents)) - np.searchsorted(sorted_parents, sorted_parents)
+    return places, by_parent
 
 
 def path_of_name(name: str | Sequence[str]) -> tuple[str, ...]:

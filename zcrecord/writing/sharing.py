@@ -23,43 +23,41 @@ from zcrecord.tensors.packed import PackedTensor, StringTensor
 from zcrecord.tensors.strides import address, addresses, as_bytes, extent, is_dense, memory_order
 
 _BOOL = dtypes.by_name["bool"]
-_CACHED = 1 << 26  # bytes of packed copies that are held; further ones are made twice, for digest and write
+_MOST_CACHED = 1 << 26  # bytes of packed copies that are held; further ones are made twice, for digest and write
 
 
 class PayloadPlan:
     """The payloads of a record: `layout_ids[i]` and `source_ids[i]` are tensor i's layout and source (-1: empty)."""
 
-    def __init__(self, count: int) -> None:
-        self.layout_ids = [0] * count
-        self.source_ids = [-1] * count
+    def __init__(self, tensor_count: int) -> None:
+        self.layout_ids = [0] * tensor_count
+        self.source_ids = [-1] * tensor_count
         self.layouts: list[TensorLayout] = []
         self.sources: list[Any] = []  # SplitSource, LazyTensor, or an array in C order that has the buffer protocol
         self._numbers: dict[TensorLayout, int] = {}
         self.copied_bytes = 0  # bytes of packed copies among the sources
 
-    def layout(self, layout: TensorLayout) -> int:
-        """Return the number of a layout; equal ones have the same."""
+    def layout_id(self, layout: TensorLayout) -> int:
+        """Return the number of a layout, which is added if no equal one is known."""
         number = self._numbers.setdefault(layout, len(self.layouts))
         if number == len(self.layouts):
             self.layouts.append(layout)
         return number
 
-    def put(self, users: list[int], layout: TensorLayout, source: int) -> None:
-        """Set layout and source of identical tensors."""
-        number = self.layout(layout)
-        for i in users:
-            self.layout_ids[i], self.source_ids[i] = number, source
+    def put(self, tensors: list[int], layout: TensorLayout, source: int) -> None:
+        """Set layout and source of identical tensors, given by number."""
+        layout_id = self.layout_id(layout)
+        for i in tensors:
+            self.layout_ids[i], self.source_ids[i] = layout_id, source
 
     def renumber(self) -> None:
         """Renumber layouts and sources by the first tensor that uses them: addresses leave no trace in the file."""
-        order: dict[int, int] = {-1: -1}
-        for s in self.source_ids:
-            order.setdefault(s, len(order) - 1)
-        self.source_ids = [order[s] for s in self.source_ids]
-        self.sources = [self.sources[old] for old in order if old >= 0]
-        new: dict[int, int] = {}
-        self.layout_ids = [new.setdefault(f, len(new)) for f in self.layout_ids]
-        self.layouts = [self.layouts[old] for old in new]
+        new_sources: dict[int, int] = {-1: -1}
+        self.source_ids = [new_sources.setdefault(old, len(new_sources) - 1) for old in self.source_ids]
+        self.sources = [self.sources[old] for old in new_sources if old >= 0]
+        new_layouts: dict[int, int] = {}
+        self.layout_ids = [new_layouts.setdefault(old, len(new_layouts)) for old in self.layout_ids]
+        self.layouts = [self.layouts[old] for old in new_layouts]
 
 
 class SplitSource(NamedTuple):
@@ -71,16 +69,16 @@ class SplitSource(NamedTuple):
 
 @dataclass(slots=True)
 class _Run:
-    """Memory [lo, hi) that dense members cover without a gap, and the number of its source."""
+    """Memory [lo, hi) that dense members cover without a gap."""
 
     lo: int
     hi: int
     members: list[_Member]
-    source: int
+    source: int = -1  # its number in the plan, once it is placed
 
 
 class _Member(NamedTuple):
-    """One distinct array with bytes: its addresses, and how it may be stored."""
+    """One distinct array with bytes: its addresses [lo, hi), and how it may be stored."""
 
     array: Array
     kind: DType
@@ -88,7 +86,7 @@ class _Member(NamedTuple):
     hi: int
     dense: bool
     alone: bool  # must have a payload of its own: packed elements, strings, bytes to be swapped
-    users: list[int]
+    tensors: list[int]  # the numbers of those that are this array
     shape: tuple[int, ...]
 
 
@@ -98,9 +96,9 @@ def chunks(source: SplitSource | Array) -> Iterator[Array]:
 
 
 def plan_sharing(tensors: list[Any]) -> PayloadPlan:
-    """Plan the payloads of arrays and tensors; copies only what must be packed or byte-swapped, or raises."""
+    """Return a plan of the payloads of arrays and tensors; copies only what must be packed or byte-swapped."""
     out = PayloadPlan(len(tensors))
-    simple, raw = _simple(tensors, out)
+    simple, raw = _simple_arrays(tensors, out)
     members: dict[Any, _Member] = {}
     if len(simple) < len(tensors):
         lazy: dict[Any, int] = {}
@@ -110,12 +108,12 @@ def plan_sharing(tensors: list[Any]) -> PayloadPlan:
             else:
                 _collect(i, tensors[i], out, members)
     else:
-        own = not any([t.base is not None for t in tensors])  # noqa: C419  # twice as fast as a generator
-        if (own and len(set(map(id, tensors))) == len(tensors)) or not _overlapping(raw, []).any():
+        own_memory = not any([t.base is not None for t in tensors])  # noqa: C419  # twice as fast as a generator
+        if (own_memory and len(set(map(id, tensors))) == len(tensors)) or not _overlapping(raw, []).any():
             out.source_ids, out.sources = list(range(len(tensors))), raw
             return out
-    crowded = _overlapping(raw, list(members.values()))
-    for i, array, overlaps in zip(simple, raw, crowded.tolist(), strict=True):
+    is_overlapping = _overlapping(raw, list(members.values()))
+    for i, array, overlaps in zip(simple, raw, is_overlapping.tolist(), strict=True):
         if overlaps:
             _collect(i, tensors[i], out, members)
         else:
@@ -129,18 +127,18 @@ def plan_sharing(tensors: list[Any]) -> PayloadPlan:
     return out
 
 
-def _place_lazy(i: int, tensor: LazyTensor, out: PayloadPlan, known: dict[Any, int]) -> None:
-    """Place a tensor that is yet to be produced; all with one key share the source of the first."""
+def _place_lazy(i: int, tensor: LazyTensor, out: PayloadPlan, sources: dict[Any, int]) -> None:
+    """Put tensor i, which is yet to be produced, into `out`; all with one key share the source of the first."""
     source = -1
     if tensor.nbytes:
-        source = known.setdefault((tensor.key, tensor.kind.code, tensor.nbytes), len(out.sources))
+        source = sources.setdefault((tensor.key, tensor.kind.code, tensor.nbytes), len(out.sources))
         if source == len(out.sources):
             out.sources.append(tensor)
     out.put([i], TensorLayout(tensor.kind.code, tensor.kind.bits, tensor.shape), source)
 
 
-def _simple(tensors: list[Any], out: PayloadPlan) -> tuple[list[int], list[SplitSource | Array]]:
-    """Return numbers and bytes of the tensors in C order; put their layouts into `out`."""
+def _simple_arrays(tensors: list[Any], out: PayloadPlan) -> tuple[list[int], list[SplitSource | Array]]:
+    """Return numbers and bytes of the arrays that are stored as they lie; put their layouts into `out`. By columns."""
     all_arrays = set(map(type, tensors)) <= {np.ndarray}
     numbers = range(len(tensors)) if all_arrays else [i for i, t in enumerate(tensors) if type(t) is np.ndarray]
     arrays = tensors if all_arrays else [tensors[i] for i in numbers]
@@ -167,22 +165,22 @@ def _layout_ids(element_types: list[Any], shapes: list[Any], out: PayloadPlan) -
         if dtype is not last_dtype or shape != last_shape:  # tensors of one layout often follow one another
             kind = dtypes.from_numpy(dtype)
             usable = dtype == kind.numpy and kind.bits >= 8 and kind is not _BOOL and 0 not in shape
-            number = out.layout(TensorLayout(kind.code, kind.bits, shape)) if usable else -1
+            number = out.layout_id(TensorLayout(kind.code, kind.bits, shape)) if usable else -1
             last_dtype, last_shape = dtype, shape
         numbers.append(number)
     return numbers
 
 
 def _overlapping(raw: list[Any], members: list[_Member]) -> Array:
-    """Return True for each C-order array that overlaps another one or a member."""
-    lo = np.array([*addresses(raw), *(m.lo for m in members)], np.int64)
-    hi = np.array([*(r.nbytes for r in raw), *(m.hi - m.lo for m in members)], np.int64) + lo
+    """Return for each C-order array in `raw` whether it overlaps another one or a member."""
+    lo = np.array([*addresses(raw), *(member.lo for member in members)], np.int64)
+    hi = np.array([*(array.nbytes for array in raw), *(member.hi - member.lo for member in members)], np.int64) + lo
     order = np.argsort(lo, kind="stable")
-    reached = np.maximum.accumulate(hi[order])
-    meets = lo[order][1:] < reached[:-1]
+    end_so_far = np.maximum.accumulate(hi[order])
+    overlaps_earlier = lo[order][1:] < end_so_far[:-1]
     out = np.zeros(len(lo), bool)
-    out[order[1:][meets]] = True
-    out[order[:-1][meets]] = True
+    out[order[1:][overlaps_earlier]] = True
+    out[order[:-1][overlaps_earlier]] = True
     return out[: len(raw)]
 
 
@@ -200,7 +198,7 @@ def _collect(i: int, tensor: Any, out: PayloadPlan, members: dict[Any, _Member])
     lo, hi = extent(array)
     key = (lo, array.shape, array.strides, array.dtype, kind.code, alone, tuple(tensor.shape))
     if (member := members.get(key)) is not None:
-        member.users.append(i)
+        member.tensors.append(i)
         return
     if not array.dtype.isnative:
         alone = True  # its bytes are swapped when they are needed
@@ -214,10 +212,10 @@ def _collect(i: int, tensor: Any, out: PayloadPlan, members: dict[Any, _Member])
 def _storable(array: Array, kind: DType, tensor: Any) -> Array:
     """Return the array if the format takes its bytes, else a copy: packed, padding bits zero, bools 0 or 1."""
     if isinstance(tensor, PackedTensor):
-        used = prod(tensor.shape) * kind.bits % 8
-        if used and array[-1] >> used:
+        bits_in_last = prod(tensor.shape) * kind.bits % 8
+        if bits_in_last and array[-1] >> bits_in_last:
             array = array.copy()
-            array[-1] &= (1 << used) - 1
+            array[-1] &= (1 << bits_in_last) - 1
     elif kind.packed:
         return PackedTensor.pack(array).packed
     elif array.dtype == np.bool_ and array.view(np.uint8).max() > 1:
@@ -226,28 +224,31 @@ def _storable(array: Array, kind: DType, tensor: Any) -> Array:
 
 
 def _fills_extent(array: Array) -> bool:
+    """Return True if an array has no gaps between its first and its last byte."""
     flags = array.flags
     return flags.c_contiguous or flags.f_contiguous or is_dense(array.shape, array.strides, array.itemsize)
 
 
 def _overlapping_groups(members: list[_Member]) -> list[list[_Member]]:
-    members.sort(key=lambda m: (m.lo, -m.hi))
+    """Return members by memory, sorted by address: groups that do not overlap one another. Sorts the list itself."""
+    members.sort(key=lambda member: (member.lo, -member.hi))
     groups: list[list[_Member]] = []
     end = -1
-    for m in members:
-        if m.lo >= end:
+    for member in members:
+        if member.lo >= end:
             groups.append([])
-        groups[-1].append(m)
-        end = max(end, m.hi)
+        groups[-1].append(member)
+        end = max(end, member.hi)
     return groups
 
 
 def _without_bools(group: list[_Member]) -> list[list[_Member]]:
     """Return a group as it is, or its bools as a second group if other members have bytes that are not 0 or 1 (R72)."""
-    others = [m for m in group if m.kind is not _BOOL]
-    if len(others) in (0, len(group)) or all(int(part.max()) <= 1 for m in others for part in _octets(m.array)):
+    others = [member for member in group if member.kind is not _BOOL]
+    bools = [member for member in group if member.kind is _BOOL]
+    if not bools or all(int(part.max()) <= 1 for member in others for part in _octets(member.array)):
         return [group]
-    return [others, [m for m in group if m.kind is _BOOL]]
+    return [others, bools]
 
 
 def _octets(array: Array) -> Iterator[Octets]:
@@ -257,73 +258,81 @@ def _octets(array: Array) -> Iterator[Octets]:
     return map(as_bytes, array if array.ndim > 1 else array[None])
 
 
-def _place_group(group: list[_Member], out: PayloadPlan) -> None:
-    """Make runs of the dense members of a group, place views inside them, and give the others payloads of their own."""
+def _runs_of(group: list[_Member]) -> tuple[list[_Run], list[_Member]]:
+    """Return the runs of a group's dense members, ascending, and the members that need a payload of their own."""
     runs: list[_Run] = []
-    alone = [m for m in group if m.alone]
-    for m in group:
-        if m.alone or not m.dense:
+    alone = [member for member in group if member.alone]
+    for member in group:
+        if member.alone or not member.dense:
             continue
-        if not runs or m.lo >= runs[-1].hi:
-            runs.append(_Run(m.lo, m.hi, [m], len(out.sources)))
-            out.sources.append(SplitSource([], 0))
-        elif (m.lo - runs[-1].lo) % m.array.itemsize == 0:
-            runs[-1].hi = max(runs[-1].hi, m.hi)
-            runs[-1].members.append(m)
+        if not runs or member.lo >= runs[-1].hi:
+            runs.append(_Run(member.lo, member.hi, [member]))
+        elif (member.lo - runs[-1].lo) % member.array.itemsize == 0:
+            runs[-1].hi = max(runs[-1].hi, member.hi)
+            runs[-1].members.append(member)
         else:
-            alone.append(m)  # none of its elements starts where one of the run does
+            alone.append(member)  # none of its elements starts where one of the run does
+    return runs, alone
+
+
+def _place_group(group: list[_Member], out: PayloadPlan) -> None:
+    """Put the members of a group into `out`: runs of dense ones, views inside these, and others by themselves."""
+    runs, alone = _runs_of(group)
     for run in runs:
-        out.sources[run.source] = _run_source(run)
-        for m in run.members:
-            _place_view(m, out, run)
-    for m in group:
-        if not m.dense:
-            before = bisect.bisect_right(runs, m.lo, key=lambda run: run.lo)  # runs ascend and are apart
-            if before and _fits(m, runs[before - 1]):
-                _place_view(m, out, runs[before - 1])
+        run.source = len(out.sources)
+        out.sources.append(_run_source(run))
+        for member in run.members:
+            _place_view(member, out, run)
+    for member in group:
+        if not member.dense:
+            runs_before = bisect.bisect_right(runs, member.lo, key=lambda run: run.lo)  # runs ascend and are apart
+            if runs_before and _fits(member, runs[runs_before - 1]):
+                _place_view(member, out, runs[runs_before - 1])
             else:
-                alone.append(m)
-    for m in alone:
-        _place_alone(m, out)
+                alone.append(member)
+    for member in alone:
+        _place_alone(member, out)
 
 
-def _fits(m: _Member, run: _Run) -> bool:
-    """Return True if a view with gaps can be described by strides inside a run."""
-    item = m.array.itemsize
-    start = address(m.array) - run.lo
-    whole = start % item == 0 and all(s % item == 0 for s in m.array.strides)
-    return run.lo <= m.lo and m.hi <= run.hi and whole and m.array.nbytes <= run.hi - run.lo
+def _fits(member: _Member, run: _Run) -> bool:
+    """Return True if a view with gaps lies inside a run, and strides in whole elements describe it there."""
+    item = member.array.itemsize
+    start = address(member.array) - run.lo
+    is_aligned = start % item == 0 and all(stride % item == 0 for stride in member.array.strides)
+    return run.lo <= member.lo and member.hi <= run.hi and is_aligned and member.array.nbytes <= run.hi - run.lo
 
 
 def _run_source(run: _Run) -> SplitSource | Array:
+    """Return the bytes of a run, each taken from the first member that has it; no copy."""
     pieces: list[Array] = []
-    done = run.lo
-    for m in run.members:  # ascending by lo, and each overlaps what came before it
-        if m.hi > done:
-            pieces.append(memory_order(m.array)[done - m.lo :])
-            done = m.hi
+    end = run.lo
+    for member in run.members:  # ascending by lo, and each overlaps what came before it
+        if member.hi > end:
+            pieces.append(memory_order(member.array)[end - member.lo :])
+            end = member.hi
     return pieces[0] if len(pieces) == 1 else SplitSource(pieces, run.hi - run.lo)
 
 
-def _place_alone(m: _Member, out: PayloadPlan) -> None:
-    array = m.array
-    out.put(m.users, TensorLayout(m.kind.code, m.kind.bits, m.shape), len(out.sources))
+def _place_alone(member: _Member, out: PayloadPlan) -> None:
+    """Give a member a payload of its own, in C order; hold a copy for that only up to _MOST_CACHED bytes in all."""
+    array = member.array
+    out.put(member.tensors, TensorLayout(member.kind.code, member.kind.bits, member.shape), len(out.sources))
     copied = 0 if array.flags.c_contiguous and array.dtype.isnative else array.nbytes
-    if out.copied_bytes + copied <= _CACHED:
+    if out.copied_bytes + copied <= _MOST_CACHED:
         out.copied_bytes += copied
         out.sources.append(as_bytes(array))
     else:
         out.sources.append(SplitSource([array], array.nbytes))
 
 
-def _place_view(m: _Member, out: PayloadPlan, run: _Run) -> None:
-    layout = TensorLayout(m.kind.code, m.kind.bits, m.shape)
-    if (m.lo, m.hi) != (run.lo, run.hi) or not m.array.flags.c_contiguous:
-        item = m.array.itemsize
-        strides = tuple(s // item if d > 1 else 0 for s, d in zip(m.array.strides, m.shape, strict=True))
-        offset = address(m.array) - run.lo
-        layout = layout._replace(byte_offset=offset, strides=strides)
-    out.put(m.users, layout, run.source)
+def _place_view(member: _Member, out: PayloadPlan, run: _Run) -> None:
+    """Put a member into `out` as a view of a run's payload: all of it, or a part by offset and strides."""
+    layout = TensorLayout(member.kind.code, member.kind.bits, member.shape)
+    if (member.lo, member.hi) != (run.lo, run.hi) or not member.array.flags.c_contiguous:
+        item = member.array.itemsize
+        strides = tuple(s // item if dim > 1 else 0 for s, dim in zip(member.array.strides, member.shape, strict=True))
+        layout = layout._replace(byte_offset=address(member.array) - run.lo, strides=strides)
+    out.put(member.tensors, layout, run.source)
 
 
 def layout_of(tensor: Any) -> TensorLayout:

@@ -13,6 +13,7 @@ import time
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import eq
 from typing import Any
 
@@ -83,12 +84,12 @@ class ConvertReport:
 
 def conversion_report(started: float, **facts: Any) -> ConvertReport:
     """Return the report of a conversion that began at `started`, by `time.perf_counter`; `facts` are its fields."""
-    usual = {"source": None, "dest": None, "renamed": 0, "shared_bytes": 0}
-    return ConvertReport(**{**usual, "seconds": time.perf_counter() - started, "peak_rss": peak_rss(), **facts})
+    defaults = {"source": None, "dest": None, "renamed": 0, "shared_bytes": 0}
+    return ConvertReport(**{**defaults, "seconds": time.perf_counter() - started, "peak_rss": peak_rss(), **facts})
 
 
 def peak_rss() -> int | None:
-    """Return the most memory this process has held, in bytes."""
+    """Return the most memory this process has held, in bytes; None if the system does not tell."""
     with contextlib.suppress(OSError, ValueError, StopIteration):
         with open("/proc/self/status", "rb") as status:  # a codec is imported when it is first used
             line = next(line for line in status if line.startswith(b"VmHWM:"))
@@ -102,28 +103,27 @@ def peak_rss() -> int | None:
 
 
 def report_of(entries: Entries, size: int) -> SaveReport:
-    """Return the report of an archive of `size` bytes."""
+    """Return the report of an archive of `size` bytes; its payload rows are in order of offset, equal ones together."""
     rows = entries.payload_rows
-    new = np.ones(len(rows), bool)
-    new[1:] = rows["offset"][1:] != rows["offset"][:-1]
-    stored = int(rows["nbytes"][new].sum())
-    users = np.asarray(entries.payloads, np.int64)
-    users = users[users != layout.NONE]
-    different = np.count_nonzero(np.bincount(users, minlength=1))
+    is_stored = np.ones(len(rows), bool)  # False for the range of the payload before
+    is_stored[1:] = rows["offset"][1:] != rows["offset"][:-1]
+    payload_bytes = int(rows["nbytes"][is_stored].sum())
+    payloads = np.asarray(entries.payloads, np.int64)
+    payloads = payloads[payloads != layout.NONE]
     return SaveReport(
         tensors=len(entries.names),
-        payloads=int(new.sum()),
-        payload_bytes=stored,
+        payloads=int(is_stored.sum()),
+        payload_bytes=payload_bytes,
         archive_bytes=size,
-        tied=len(users) - int(different),
-        deduplicated=int(rows["nbytes"].sum()) - stored,
+        tied=len(payloads) - int(np.count_nonzero(np.bincount(payloads, minlength=1))),
+        deduplicated=int(rows["nbytes"].sum()) - payload_bytes,
     )
 
 
 def write_plan(
     sink: Sink, flat: Entries, plan: PayloadPlan, *, alignment: int, kind: int, progress: Progress | None = None
 ) -> SaveReport:
-    """Write a record with all values in memory, index first; bytes among its attributes become payloads."""
+    """Write a record with all values in memory, index first; equal payloads once, if `kind`, of digests, is not 0."""
     flat.layout_ids, flat.layouts = plan.layout_ids, plan.layouts
     blobs = _Blobs(plan.sources)
     flat.change_values(blobs.number)
@@ -131,13 +131,14 @@ def write_plan(
     source_ids = np.array(plan.source_ids, np.int64)
     flat.payloads = np.where(source_ids < 0, layout.NONE, source_ids)
     checksums: Checksums = {}
-    numbers, digests = equal_sources(sources, checksums) if kind else (list(range(len(sources))), [0] * len(sources))
-    first = np.flatnonzero(np.array(numbers, np.intp) == np.arange(len(sources)))
-    stored = [sources[i] for i in first.tolist()]
+    unequal = list(range(len(sources))), [0] * len(sources)
+    equal_to, digests = equal_sources(sources, checksums) if kind else unequal
+    stored_ids = np.flatnonzero(np.array(equal_to, np.intp) == np.arange(len(sources)))
+    stored = [sources[i] for i in stored_ids.tolist()]
     sizes = np.array([source.nbytes for source in stored], np.uint64)
     offsets, end, base = layout.plan_payloads(sizes, alignment)
     rows = np.zeros(len(sources), PAYLOAD)
-    slots = np.searchsorted(first, numbers)
+    slots = np.searchsorted(stored_ids, equal_to)
     rows["offset"], rows["nbytes"], rows["digest"] = offsets[slots], sizes[slots], np.array(digests, np.uint64)
     renumber_payloads(flat, rows)
     flat.digest_kind = kind
@@ -146,7 +147,7 @@ def write_plan(
     header = layout.front_header(index, alignment, base, end)
     sink.reserve(header.archive_size)
     sink.write(header.encode() + index)
-    offsets += np.uint64(header.payload_offset)
+    offsets += np.uint64(header.payload_offset)  # in the archive now
     _write_sources(sink, stored, offsets, sizes, progress or (lambda *_: None))
     sink.write(bytes(header.archive_size - layout.HEADER_SIZE - sink.position) + header.encode())
     return report_of(flat, header.archive_size)
@@ -171,8 +172,8 @@ class _Blobs:
                 self._by_value[octets] = self._add(octets)
             return self._by_value.get(octets, PayloadId(layout.NONE))
         if not self._by_place:
-            arrays = (pair for pair in enumerate(self._tensors) if isinstance(pair[1], np.ndarray))
-            self._by_place = {(address(s), s.nbytes): (PayloadId(n), s) for n, s in arrays}
+            arrays = ((n, source) for n, source in enumerate(self._tensors) if isinstance(source, np.ndarray))
+            self._by_place = {(address(a), a.nbytes): (PayloadId(n), a) for n, a in arrays}
         place = address(value), value.nbytes
         if place not in self._by_place:  # lists may name one payload a million times
             self._by_place[place] = self._add(value), value
@@ -184,17 +185,17 @@ class _Blobs:
 
 
 def renumber_payloads(entries: Entries, rows: Array) -> Array:
-    """Order the payloads of entries by offset, equal ranges side by side; return their old numbers in that order."""
+    """Set the payload rows of entries, ordered by offset, and renumber all payloads so; return the old numbers."""
     order = np.argsort(rows["offset"], kind="stable")
     entries.payload_rows = rows[order]
     count = len(order)
-    new = np.full(count + 1, layout.NONE)  # NONE, greater than any number, stays
-    new[order] = np.arange(count)
+    new_numbers = np.full(count + 1, layout.NONE)  # NONE, greater than any number, stays
+    new_numbers[order] = np.arange(count)
 
     def renumbered(value: Any) -> Any:
-        return PayloadId(new[min(value, count)]) if isinstance(value, PayloadId) else value
+        return PayloadId(new_numbers[min(value, count)]) if isinstance(value, PayloadId) else value
 
-    entries.payloads = new[np.minimum(np.asarray(entries.payloads, np.int64), count)]
+    entries.payloads = new_numbers[np.minimum(np.asarray(entries.payloads, np.int64), count)]
     entries.change_values(renumbered)
     return order
 
@@ -202,32 +203,33 @@ def renumber_payloads(entries: Entries, rows: Array) -> Array:
 def _write_sources(
     sink: Sink, sources: Sequence[SplitSource | Array], offsets: Array, sizes: Array, progress: Progress
 ) -> None:
-    """Write payloads at their offsets, with zeros between; join small ones, write large ones from their arrays."""
+    """Write payloads at their offsets, zeros between: large ones from their arrays, runs of small ones joined."""
     ends = offsets + sizes
     gaps = offsets - np.concatenate((np.array([sink.position], np.uint64), ends[:-1]))
-    single = sizes >= np.uint64(_BATCH)
+    is_alone = sizes >= np.uint64(_BATCH)  # written by itself, and a run of its own
     if SplitSource in set(map(type, sources)):
-        single |= np.array([isinstance(s, SplitSource) for s in sources], bool)
-    cut = single | (gaps > 0)
-    cut[1:] |= single[:-1] | ((ends // np.uint64(_BATCH))[1:] != (ends // np.uint64(_BATCH))[:-1])
-    cuts = [*np.flatnonzero(cut).tolist(), len(sources)]
-    parts: list[Any] = [] if cut[:1].all() else list(sources[: cuts[0]])  # between cuts there are no gaps
-    waiting, done, total = 0, 0, int(sizes.sum())
-    for lo, hi in itertools.pairwise(cuts):
-        if gaps[lo]:
-            parts.append(bytes(int(gaps[lo])))
-        if single[lo] or waiting >= _BATCH:
-            sink.write(b"".join(parts))
-            parts, waiting = [], 0
-        if single[lo]:
+        is_alone |= np.array([isinstance(source, SplitSource) for source in sources], bool)
+    batches = ends // np.uint64(_BATCH)
+    starts_run = is_alone | (gaps > 0)
+    starts_run[1:] |= is_alone[:-1] | (batches[1:] != batches[:-1])
+    starts = [*np.flatnonzero(starts_run).tolist(), len(sources)]
+    pending: list[Any] = [] if starts_run[:1].all() else list(sources[: starts[0]])
+    pending_bytes, done, total = 0, 0, int(sizes.sum())
+    for start, stop in itertools.pairwise(starts):
+        if gaps[start]:
+            pending.append(bytes(int(gaps[start])))
+        if is_alone[start] or pending_bytes >= _BATCH:
+            sink.write(b"".join(pending))
+            pending, pending_bytes = [], 0
+        if is_alone[start]:
             progress(done, total)
-            for chunk in chunks(sources[lo]):
+            for chunk in chunks(sources[start]):
                 sink.write(chunk)
         else:
-            parts += sources[lo:hi]
-            waiting += int(ends[hi - 1] - offsets[lo])
-        done += int(sizes[lo:hi].sum())
-    sink.write(b"".join(parts))
+            pending += sources[start:stop]
+            pending_bytes += int(ends[stop - 1] - offsets[start])
+        done += int(sizes[start:stop].sum())
+    sink.write(b"".join(pending))
     progress(total, total)
 
 
@@ -238,16 +240,6 @@ class StreamWriter:
     header is sealed at the end. Before a pipe, payloads up to MOST_WAITING bytes wait until they are whole, and are not
     written if their SHA-256 equals an earlier one's; larger payloads are not deduplicated. The header stays unsealed,
     which readers of whole files accept.
-
-    Example:
-        >>> import io
-        >>> from zcrecord.storage.files import open_sink
-        >>> with open_sink(io.BytesIO()) as sink:
-        ...     out = StreamWriter(sink)
-        ...     out.begin(4)
-        ...     out.write(b"abcd")
-        ...     out.end()
-        0
     """
 
     def __init__(self, sink: Sink, *, alignment: int = 64, digest: str | None = "xxh3") -> None:
@@ -257,10 +249,10 @@ class StreamWriter:
         self._base = alignment
         self._payload_offset = layout.align_up(layout.HEADER_SIZE, alignment)
         self._rows = array("Q")  # offset, nbytes, digest of each payload; numbers, not objects: there may be millions
-        self._equal = EqualPayloads[int]()  # absolute offsets by size and digest, or by SHA-256
-        self._before = 0, 0  # end and base without the last payload
-        self._start = -1
-        self._end = self._payload_offset
+        self._equal_payloads = EqualPayloads[int]()  # absolute offsets by size and digest, or by SHA-256
+        self._before_last = 0, 0  # `_end` and `_base` without the last payload
+        self._start = -1  # of the payload in progress; -1 if there is none
+        self._end = self._payload_offset  # of all payloads
         self._hash = BlockDigest()
         self.checksums: Checksums = {}  # of large payloads, also of forgotten ones
         self._incomplete: bytearray | None = None  # the payload in progress, while it may equal an earlier one
@@ -270,18 +262,18 @@ class StreamWriter:
         sink.write(layout.encode_unsealed(alignment) + bytes(self._payload_offset - layout.HEADER_SIZE))
 
     def places(self) -> Any:
-        """Return the offset in the archive of each payload."""
+        """Return the offset in the archive of each payload, as an array."""
         return np.frombuffer(self._rows, np.uint64)[::3] + np.uint64(self._payload_offset)
 
     def store(self, source: Any, *, alignment: int = 0) -> int:
-        """Write one payload, the values of a LazyTensor or the bytes of an array or SplitSource; return its id."""
+        """Write one payload, of a LazyTensor, array or SplitSource; return its id, NONE for no bytes."""
         self.begin(source.nbytes, alignment=alignment)
         for piece in source.pieces() if isinstance(source, LazyTensor) else chunks(source):
             self.write(piece)
         return self.end()
 
     def add_all(self, payloads: Sequence[Any]) -> None:
-        """Write non-empty payloads in memory, each unless it equals an earlier one; their ids follow the last id."""
+        """Write non-empty bytes as payloads, small ones together; their ids follow the last id."""
         sink = self._sink
         if not self._kind or not sink.can_rewind or max(map(len, payloads), default=0) >= layout.LARGE_PAYLOAD:
             for data in payloads:
@@ -290,23 +282,24 @@ class StreamWriter:
                 self.end()
             return
         assert self._start < 0, "end() the payload in progress first"
-        parts: list[Any] = []  # written together, each after zeros up to its alignment
+        pending: list[Any] = []  # written together, each payload after zeros up to its alignment
 
-        def is_equal(earlier: int) -> bool:
-            sink.write(b"".join(parts))
-            parts.clear()
+        def is_equal(earlier: int, data: Any) -> bool:
+            sink.write(b"".join(pending))  # the earlier payload may be among them
+            pending.clear()
             return not sink.keeps or sink.read_back(earlier, len(data)) == data
 
         position = sink.position
         for data, digest in zip(payloads, map(digest_of, payloads), strict=True):
-            self._before = self._end, self._base
+            self._before_last = self._end, self._base
             gap = -position & self._alignment - 1
-            start = self._equal.first(key_of(len(data), digest), position + gap, is_equal)
+            key = key_of(len(data), digest)
+            start = self._equal_payloads.first(key, position + gap, partial(is_equal, data=data))
             if start == position + gap:
-                parts += _ZEROS[:gap], data
+                pending += _ZEROS[:gap], data
                 position = self._end = start + len(data)
             self._rows.extend((start - self._payload_offset, len(data), digest))
-        sink.write(b"".join(parts))
+        sink.write(b"".join(pending))
 
     @property
     def payloads(self) -> int:
@@ -314,13 +307,13 @@ class StreamWriter:
         return len(self._rows) // 3
 
     def begin(self, nbytes: int, *, alignment: int = 0) -> None:
-        """Start a payload of about `nbytes` bytes, which decides its alignment; that is at least `alignment`."""
+        """Start a payload of about `nbytes` bytes, which decide its alignment; that is at least `alignment`."""
         assert self._start < 0, "end() the payload in progress first"
         self._write_waiting()
-        strongest = max(layout.payload_alignment(nbytes, self._alignment), alignment)
-        self._before = self._end, self._base
-        self._base = max(self._base, strongest)
-        self._start = layout.align_up(self._sink.position, strongest)
+        alignment = max(layout.payload_alignment(nbytes, self._alignment), alignment)
+        self._before_last = self._end, self._base
+        self._base = max(self._base, alignment)
+        self._start = layout.align_up(self._sink.position, alignment)
         self._hash.reset()
         if self._kind and not self._sink.can_rewind and nbytes <= MOST_WAITING:
             self._incomplete = bytearray()
@@ -337,6 +330,7 @@ class StreamWriter:
             self._write_at(self._start, data)
 
     def _write_at(self, start: int, data: Any) -> None:
+        """Append data at an absolute offset, after zeros up to it; right here if earlier data went beyond it."""
         gap = start - self._sink.position
         if gap > 0:
             self._sink.write(bytes(gap))
@@ -353,24 +347,25 @@ class StreamWriter:
             return layout.NONE
         digest = self._hash.finish(nbytes, self.checksums) if self._kind else 0
         if self._kind and self._sink.can_rewind:
-            begun = start
-            start = self._equal.first(key_of(nbytes, digest), begun, lambda e: self._ranges_equal(e, begun, nbytes))
-            if start != begun:
+            is_equal = partial(self._ranges_equal, start, nbytes)
+            first = self._equal_payloads.first(key_of(nbytes, digest), start, is_equal)
+            if first != start:
                 self._sink.rewind(self._end)
-        return self._row(start, nbytes, digest)
+                start = first
+        return self._append_row(start, nbytes, digest)
 
     def _end_waiting(self, start: int, data: bytearray) -> int:
-        """Finish a payload of which no byte is written yet."""
+        """Finish a payload of which no byte is written yet, and return its id."""
         import hashlib  # here, because few write into pipes
 
-        earlier = self._equal.first(hashlib.sha256(data).digest(), start, lambda _: True)
-        if earlier == start:
+        first = self._equal_payloads.first(hashlib.sha256(data).digest(), start, lambda _: True)
+        if first == start:
             self._waiting = start, data
-        return self._row(earlier, len(data), digest_of(data))
+        return self._append_row(first, len(data), digest_of(data))
 
-    def _row(self, start: int, nbytes: int, digest: int) -> int:
-        if start + nbytes > self._end:
-            self._end = start + nbytes
+    def _append_row(self, start: int, nbytes: int, digest: int) -> int:
+        """Note a payload at an absolute offset, and return its id."""
+        self._end = max(self._end, start + nbytes)
         self._rows.extend((start - self._payload_offset, nbytes, digest))
         return self.payloads - 1
 
@@ -381,7 +376,7 @@ class StreamWriter:
 
     def key_of(self, number: int) -> tuple[int, int] | None:
         """Return size and digest of a payload, the key among equal ones; None without digests."""
-        _, nbytes, digest = self._rows[3 * number : 3 * number + 3]
+        _, nbytes, digest = self.row(number)
         return (nbytes, digest) if self._kind else None
 
     def row(self, number: int) -> tuple[int, int, int]:
@@ -390,14 +385,14 @@ class StreamWriter:
         return offset, nbytes, digest
 
     def pieces_of(self, number: int) -> Iterator[bytes]:
-        """Read a payload back in pieces."""
-        offset, nbytes, _ = self._rows[3 * number : 3 * number + 3]
+        """Return an iterator that reads a payload back in pieces of up to 1 MiB."""
+        offset, nbytes, _ = self.row(number)
         return self._read_back(self._payload_offset + offset, nbytes)
 
     def repeat(self, number: int) -> int:
         """Add a payload with the bytes of an earlier one, and return its id; writes nothing."""
-        self._rows.extend(self._rows[3 * number : 3 * number + 3])
-        self._before = self._end, self._base
+        self._rows.extend(self.row(number))
+        self._before_last = self._end, self._base
         return self.payloads - 1
 
     def forget(self, number: int) -> None:
@@ -406,27 +401,28 @@ class StreamWriter:
             raise UnsupportedError("only the last payload can be taken back")
         start = self._rows[-3] + self._payload_offset
         del self._rows[-3:]
-        end, base = self._before
+        end, base = self._before_last
         if start < end:
             return  # it equals an earlier one: nothing was added
         if self._waiting is None and not self._sink.can_rewind:
             raise UnsupportedError("bytes in a pipe cannot be taken back; write to a file")
         self._waiting = None
-        self._equal.forget(start)
+        self._equal_payloads.forget(start)
         if self._sink.can_rewind:
             self._sink.rewind(end)
         self._end, self._base = end, base
 
-    def _ranges_equal(self, a: int, b: int, nbytes: int) -> bool:
-        """Return True if two ranges that were written are equal; digests decide if the sink cannot be read back."""
-        return not self._sink.keeps or all(map(eq, self._read_back(a, nbytes), self._read_back(b, nbytes)))
+    def _ranges_equal(self, start: int, nbytes: int, other: int) -> bool:
+        """Return True if the bytes at two offsets are equal; their digests decide if the sink cannot be read back."""
+        return not self._sink.keeps or all(map(eq, self._read_back(start, nbytes), self._read_back(other, nbytes)))
 
     def _read_back(self, start: int, nbytes: int) -> Iterator[bytes]:
+        """Yield bytes at an absolute offset that were written, a piece at a time."""
         for done in range(0, nbytes, COMPARED):
             yield self._sink.read_back(start + done, min(COMPARED, nbytes - done))
 
     def finish(self, entries: Entries) -> SaveReport:
-        """Write index and trailer, and seal the header if the sink can seek."""
+        """Write index and trailer, and seal the header if the sink can seek; renumbers the payloads of `entries`."""
         assert self._start < 0, "end() the payload in progress first"
         entries.change_values(self._store_bytes)
         self._write_waiting()
@@ -443,13 +439,14 @@ class StreamWriter:
         return report_of(entries, header.archive_size)
 
     def verify_written(self, progress: Progress = lambda *_: None) -> None:
-        """Compare the archive, read back, with its digests; IntegrityError, or UnsupportedError for a pipe."""
+        """Read the archive back and compare its digests; IntegrityError if they differ, UnsupportedError for a pipe."""
         if not self._sink.can_rewind:
             raise UnsupportedError("bytes in a pipe cannot be read back; write to a file")
         done = 0
 
         def check(row: tuple[int, int, int]) -> int:
-            start, nbytes, digest = self._payload_offset + row[0], *row[1:]
+            offset, nbytes, digest = row
+            start = self._payload_offset + offset
             if self._kind and digest_of_pieces(self._read_back(start, nbytes)) != digest:
                 fault = f"bytes [{start:#x}, {start + nbytes:#x}) are not what was written"
                 raise IntegrityError(f"{fault}; the disk or the memory is failing", offset=start)
@@ -468,5 +465,5 @@ class StreamWriter:
             raise IntegrityError("its index is not what was written; the disk or the memory is failing", offset=offset)
 
     def _store_bytes(self, value: Any) -> Any:
-        """Write bytes of an attribute, and return their id; any other value as it is."""
+        """Write an attribute's value if it is bytes, and return their id; return any other value as it is."""
         return PayloadId(self.store(np.frombuffer(value, np.uint8))) if isinstance(value, bytes | memoryview) else value
