@@ -35,13 +35,15 @@ if TYPE_CHECKING:
 
 
 def format_reader(kind: str) -> Callable[[Any, Any], int]:
-    """Return the function that reads a format; imported here, because few are used."""
+    """Return the `read` of a format's module, which is imported now, because few are used."""
     read: Callable[[Any, Any], int] = importlib.import_module(f".{kind}", __name__).read
     return read
 
 
 def foreign_format(memory: Memory) -> str | None:
-    """Return the name in FORMATS of a file of another format by its first bytes, of an index by its suffix, too.
+    """Return the name in FORMATS of a file by its first bytes, and its suffix where these are not enough.
+
+    Returns None for an archive, and for any file whose format is not known.
 
     Raises:
         UnsupportedError: it is an ONNX model.
@@ -56,7 +58,7 @@ def foreign_format(memory: Memory) -> str | None:
         raise UnsupportedError(f"is an ONNX model; {advice}", path=memory.path)
     if known is None or name not in FORMATS or name in ("zcr", "onnx"):
         return None
-    suffixes = *FORMATS[name].suffixes, ".metadata"  # which tell where the first bytes may be anything's
+    suffixes = *FORMATS[name].suffixes, ".metadata"  # they decide where other files may begin with these bytes
     return name if known.sure or (memory.path or "").lower().endswith(suffixes) else None
 
 
