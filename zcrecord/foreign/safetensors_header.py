@@ -101,7 +101,7 @@ def decode_header(header: bytes, data_nbytes: int | None) -> SafetensorsHeader:
 
 
 def _decode_any(text: str, header_nbytes: int, data_nbytes: int | None) -> SafetensorsHeader:
-    """Decode a header character by character."""
+    """Decode a header of any form by the scanner; raises what `decode_header` does."""
     entries, metadata = _HeaderScanner(text).header()
     entries.sort(key=lambda e: e[3:])
     end = 0
@@ -157,10 +157,10 @@ def _usual_form(written: str) -> tuple[DType, tuple[int, ...]] | None:
     if match is None or kind is None:
         return None
     shape = tuple(map(int, match[2].split(","))) if match[2] else ()
-    return None if _fault(kind, shape) else (kind, shape)
+    return None if _form_fault(kind, shape) else (kind, shape)
 
 
-def _fault(kind: DType, shape: tuple[int, ...]) -> str | None:
+def _form_fault(kind: DType, shape: tuple[int, ...]) -> str | None:
     """Return the fault of a type and shape; None if they are legal."""
     if prod(d or 1 for d in shape) * kind.bits > 8 * MAX_ARCHIVE_SIZE:
         return f"its shape {shape} claims more than 2^56 bytes"
@@ -169,23 +169,24 @@ def _fault(kind: DType, shape: tuple[int, ...]) -> str | None:
 
 
 def _check_entry(entry: HeaderEntry, expected: int, data_nbytes: int | None) -> None:
-    if fault := _fault(entry.kind, entry.shape):
+    """Raise FormatError unless a tensor is legal, and its bytes are as many as it takes, from `expected` on."""
+    if fault := _form_fault(entry.kind, entry.shape):
         raise FormatError(fault)
-    count, start, end = prod(entry.shape), entry.start, entry.end
+    start, end = entry.start, entry.end
     if start > end:
         raise FormatError(f"data_offsets [{start}, {end}] are the wrong way round")
     if data_nbytes is not None and end > data_nbytes:
         raise FormatError(f"data_offsets [{start}, {end}] end past the last of {data_nbytes} bytes; is it truncated?")
-    if (need := nbytes(count, entry.kind.bits)) != end - start:
-        what = f"shape {entry.shape} of {entry.kind.name} takes {need} bytes"
-        raise FormatError(f"{what}, data_offsets [{start}, {end}] say {end - start}")
+    if (needed := nbytes(prod(entry.shape), entry.kind.bits)) != end - start:
+        fault = f"shape {entry.shape} of {entry.kind.name} takes {needed} bytes"
+        raise FormatError(f"{fault}, data_offsets [{start}, {end}] say {end - start}")
     if start != expected:
-        what = "overlaps the tensor before it" if start < expected else "leaves a hole before it"
-        raise FormatError(f"data_offsets [{start}, {end}], {expected} is where it has to start: it {what}")
+        fault = "overlaps the tensor before it" if start < expected else "leaves a hole before it"
+        raise FormatError(f"data_offsets [{start}, {end}], {expected} is where it has to start: it {fault}")
 
 
 class _HeaderScanner:
-    """One pass through a header's text, for the few things it may hold."""
+    """Scanner of a header's text: methods read what comes next, and raise FormatError with its offset in the file."""
 
     def __init__(self, text: str, pos: int = 0) -> None:
         self._text = text
@@ -196,7 +197,7 @@ class _HeaderScanner:
         return FormatError(f"byte {offset:#x}: {fault}; {_COPY}", offset=offset, tensor=tensor)
 
     def header(self) -> tuple[list[HeaderEntry], dict[str, str]]:
-        """Return entries as they come, and the metadata."""
+        """Return the entries of the whole header in the order of the text, and the metadata."""
         entries: list[HeaderEntry] = []
         metadata: dict[str, str] = {}
         names: set[str] = set()
@@ -216,12 +217,12 @@ class _HeaderScanner:
         return entries, metadata
 
     def metadata(self) -> tuple[dict[str, str], int]:
-        """Return the metadata that is next, and where it ends."""
-        most = (_MEMORY + _TIMES * len(self._text)) // _ENTRY_COST
+        """Return the metadata that comes next, and where it ends; LimitError for too many entries."""
+        limit = (_MEMORY + _TIMES * len(self._text)) // _ENTRY_COST
         out: dict[str, str] = {}
         for at in self._items("{", "}"):
-            if len(out) == most:
-                fault = f"more than {most} entries of metadata take far more memory than the file"
+            if len(out) == limit:
+                fault = f"more than {limit} entries of metadata take far more memory than the file"
                 raise LimitError(f"{fault}; keep them in a tensor")
             name = self._key()
             if not name or "\0" in name:
@@ -234,6 +235,7 @@ class _HeaderScanner:
         return out, self._pos
 
     def _entry(self, name: str, at: int) -> HeaderEntry:
+        """Return the entry of a name, which was at a position of the text."""
         try:
             if not name or "\0" in name:
                 raise self._fail("a name that is empty or has NUL", at)
@@ -269,7 +271,8 @@ class _HeaderScanner:
             raise self._fail(f"dtype '{printable(dtype)}' is not known; it knows {', '.join(by_safetensors)}", at)
         return by_safetensors[dtype]
 
-    def _integers(self, most: int, label: str) -> tuple[int, ...]:
+    def _integers(self, limit: int, label: str) -> tuple[int, ...]:
+        """Return an array of at most `limit` whole numbers, called by the label in errors."""
         out: list[int] = []
         for at in self._items("[", "]"):
             number = _INTEGER.match(self._text, at)
@@ -278,14 +281,14 @@ class _HeaderScanner:
                 raise self._fail(f"expected a whole number from 0 on, got '{printable(digits, 40)}'")
             if len(digits) > _DIGITS:
                 raise self._fail(f"a number of {len(digits)} digits")
-            if len(out) == most:
-                raise self._fail(f"more than {most} {label}")
+            if len(out) == limit:
+                raise self._fail(f"more than {limit} {label}")
             out.append(int(digits))
             self._pos += len(digits)
         return tuple(out)
 
     def _items(self, opening: str, closing: str) -> Iterator[int]:
-        """Yield the place of each item of an object or array; the caller passes the item."""
+        """Yield the position of each item of an object or array; before the next one the caller must have read it."""
         self._expect(opening)
         if self._skip(closing):
             return
@@ -301,6 +304,7 @@ class _HeaderScanner:
         return name
 
     def _string(self) -> str:
+        """Return a string of JSON, decoded."""
         self._expect('"')
         start = self._pos
         try:
@@ -318,7 +322,7 @@ class _HeaderScanner:
             raise self._fail(f"expected '{token}', got '{printable(char)}'" if char else f"ends where '{token}' is due")
 
     def _skip(self, token: str) -> bool:
-        """Pass one character and the space before it, if it is the next."""
+        """Return True, and pass it, if one character comes next, perhaps behind white space."""
         if not self._text.startswith(token, self._space()):
             return False
         self._pos += 1
@@ -348,6 +352,6 @@ def encode_header(entries: Iterable[HeaderEntry], metadata: Mapping[str, str]) -
     header = f"{{{','.join(parts)}}}".encode()
     header = header.ljust(align_up(len(header), _ALIGNMENT))
     if len(header) > MAX_HEADER:
-        most = f"a safetensors header has at most {MAX_HEADER}; leave some out by select()"
-        raise LimitError(f"names, attributes and metadata come to {len(header)} bytes, {most}")
+        fault = f"names, attributes and metadata come to {len(header)} bytes, a safetensors header has at most"
+        raise LimitError(f"{fault} {MAX_HEADER}; leave some out by select()")
     return len(header).to_bytes(8, "little") + header

@@ -103,7 +103,7 @@ def _check(info: TensorInfo) -> None:
 
 
 def _plan(infos: Sequence[TensorInfo], most: int | None) -> list[list[TensorInfo]]:
-    return [[infos[i] for i in shard] for shard in shards.fill([info.nbytes for info in infos], most)]
+    return [[infos[i] for i in shard] for shard in shards.group_by_size([info.nbytes for info in infos], most)]
 
 
 def _all_aligned(infos: Sequence[TensorInfo]) -> bool:
