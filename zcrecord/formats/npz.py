@@ -110,7 +110,7 @@ def _member(
     pieces: Iterator[Any]
     if info.dtype is dtypes.STRING:
         with located(path=record.archive.path, tensor=info.name):
-            descr, pieces = string_rows(record[info.name], octets=octets, most=MEMORY + TIMES * info.nbytes)
+            descr, pieces = string_rows(record[info.name], octets=octets, max_nbytes=MEMORY + TIMES * info.nbytes)
         header, nbytes = encode_npy_header(descr, info.shape), np.dtype(descr).itemsize * prod(info.shape)
     else:
         assert info.dtype.numpy is not None
