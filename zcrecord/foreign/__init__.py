@@ -41,9 +41,7 @@ def format_reader(kind: str) -> Callable[[Any, Any], int]:
 
 
 def foreign_format(memory: Memory) -> str | None:
-    """Return the name in FORMATS of a file by its first bytes, and its suffix where these are not enough.
-
-    Returns None for an archive, and for any file whose format is not known.
+    """Return a file's name in FORMATS by its first bytes and suffix; None for archives and unknown formats.
 
     Raises:
         UnsupportedError: it is an ONNX model.

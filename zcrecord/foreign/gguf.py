@@ -277,10 +277,7 @@ class _GgufHeader:
         return WordList(ValueType.TEXT, (starts | lengths << 32).view(np.uint64), text)
 
     def _raw_texts(self, count: int, label: str) -> tuple[Any, bytearray]:
-        """Return the lengths of the next texts, and their bytes, each behind its length in 8 bytes.
-
-        Runs of short texts are found by columns, the others behind them one by one.
-        """
+        """Return the lengths of the next texts, and their bytes, each behind 8 bytes for its length."""
         parts: list[bytes] = []
         lengths: list[Any] = []
         size_at, left = struct.Struct("<Q").unpack_from, count
@@ -312,10 +309,7 @@ class _GgufHeader:
         return alignment
 
     def _read_known_forms(self, count: int) -> Iterator[tuple[int, int]]:
-        """Yield the next tensors as `_read_description`, as long as their forms are known and nothing is wrong.
-
-        The fast path: it ends, without an error, before a tensor that `_read_description` has to look at.
-        """
+        """Yield the next tensors as `_read_description`, faster; end before one of a new form, or a wrong one."""
         number_at, rank_at = struct.Struct("<Q").unpack_from, struct.Struct("<I").unpack_from
         buffer, pos, names = self._buffer, self._pos, self.names
         with contextlib.suppress(struct.error, UnicodeDecodeError, OverflowError):
@@ -375,11 +369,9 @@ class _GgufHeader:
         return _GgufForm(by_name["uint8"], stored, nbytes, (QUANTIZED, values))
 
     def _set_columns(self, described: list[tuple[int, int]], start: int) -> None:
-        """Set `form_ids`, `sizes` and `offsets` from descriptions of tensors, whose bytes lie from `start` on.
+        """Set `form_ids`, `sizes` and `offsets` of tensors, which lie from `start` on.
 
-        Raises:
-            FormatError: a tensor is not aligned, ends past the file, or overlaps another: a small file could claim
-            terabytes.
+        FormatError unless they are aligned, in the file, and apart: else a small file could claim terabytes.
         """
         alignment, total = self._alignment(), np.uint64(self._size)
         self.form_ids = np.array([form for form, _ in described], np.intp)

@@ -167,11 +167,7 @@ def encode_npy_header(descr: str, shape: tuple[int, ...], *, fortran: bool = Fal
 
 
 def string_tensor(array: np.ndarray[Any, Any]) -> StringTensor:
-    """Return an array of numpy's fixed-width strings, 'U' or 'S', as a StringTensor; 'U' as UTF-8.
-
-    Raises:
-        FormatError: a character is out of Unicode's range. UnsupportedError: a character is a lone surrogate.
-    """
+    """Return an array of numpy's strings, 'U' or 'S', as a StringTensor of UTF-8 or bytes; RecordError for no text."""
     flat = array.reshape(-1)
     if not len(flat):
         return StringTensor.from_strings([], array.shape)

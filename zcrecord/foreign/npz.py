@@ -61,11 +61,7 @@ def read(reader: Reader, out: Receiver) -> int:
 
 
 def _arrays_in(members: list[Member], reader: Reader) -> tuple[dict[str, Member], Structure]:
-    """Return the members that are arrays, by name, and the structure, an empty one if there is no member for it.
-
-    Raises:
-        FormatError, UnsupportedError: as `read`.
-    """
+    """Return the members that are arrays, by name, and the structure; raises what `read` does."""
     arrays: dict[str, Member] = {}
     structure: Structure | None = None
     for member in members:

@@ -170,9 +170,7 @@ def _ceil_div(count: int, size: int) -> int:
 def _file_identities(root: str, part: str) -> dict[str, Identity]:
     """Return the identities of all files in a part of a folder, by their paths.
 
-    Raises:
-        SourceError: a link leads out of the folder, by which tensorstore would read any file for a stranger; or an
-        entry is neither a file nor a folder.
+    SourceError for a link out of it, by which tensorstore would read any file for a stranger, or for what is no file.
     """
     identities = {}
     for place, folders, names in os.walk(part):

@@ -207,11 +207,7 @@ def _run_protocol_4(op: int, data: Any, i: int, stack: list[Any], memo: Any, fin
 
 
 def _extend(target: Any, items: list[Any], *, keyed: bool, hash_counts: Counter[int]) -> None:
-    """Put items into a list or deque; if `keyed` they are keys and values by turns, and go into a dict.
-
-    Raises:
-        ValueError: the target is of another type, or a key has no value; or what `check_keys` raises.
-    """
+    """Put items into a list or deque, or, if `keyed`, keys and values by turns into a dict; ValueError for others."""
     keys = items[::2] if keyed else []
     if keyed and len(items) % 2:
         raise ValueError("its pickle has a key without a value")

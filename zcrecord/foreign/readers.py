@@ -19,11 +19,7 @@ __all__ = ["FileReader", "MemoryReader", "Reader", "open_beside", "path_beside"]
 
 
 def path_beside(path: str, name: str) -> str:
-    """Return the path of a file beside another; a link is followed only inside its Hugging Face repository.
-
-    Raises:
-        SourceError: it is a link to elsewhere.
-    """
+    """Return the path of a file beside another; SourceError for a link, unless within a Hugging Face repository."""
     return _beside(path, name)[0]
 
 
@@ -104,11 +100,7 @@ class MemoryReader:
         self._read, self._bring = read, bring
 
     def beside(self, name: str) -> MemoryReader:
-        """Return a reader of a file in the same folder, mapped as this one is.
-
-        Raises:
-            SourceError: it is missing, cannot be read, or is a link to elsewhere. FormatError: this file has no path.
-        """
+        """Return a reader of a file in the same folder, mapped as this one is; SourceError as `open_beside`."""
         read = functools.partial(self._read, least=0)
         return MemoryReader(open_beside(self._index_path, name, read), read=self._read)
 

@@ -45,6 +45,8 @@ from .readers import MemoryReader
 __all__ = ["Outline", "Receiver"]
 
 Path = Sequence[str]
+Shape = Sequence[int]
+Pieces = Callable[[], Iterable[Any]]  # yields bytes from the first on each time it is called
 Form = tuple[DType, tuple[int, ...]]  # element type and shape
 Around = tuple[str, dict[str, Any]]  # class name and attributes of the module around a tensor
 FileRanges = tuple[Any, Array, Array]  # a file's reader, and where its tensors start there, and their bytes
@@ -92,10 +94,9 @@ class Receiver(Protocol):
         """
 
     def put_decoded(
-        self, path: Path, kind: DType, shape: Sequence[int], pieces: Callable[[], Iterable[Any]], reason: str,
-        order: Order = "C",
-    ) -> None:  # fmt: skip
-        """Add a tensor whose bytes `pieces` yields, from the first on each time it is called."""
+        self, path: Path, kind: DType, shape: Shape, pieces: Pieces, reason: str, order: Order = "C"
+    ) -> None:
+        """Add a tensor whose bytes `pieces` yields; `reason` says why they are not those of the file."""
 
     def parts(self, values: Iterable[Any], reader: Any = None) -> list[Any]:
         """Return tensors in memory that may share it, to be added one by one; some may lie in a reader's file."""
@@ -180,9 +181,8 @@ class Outline(Receiver):
         return True
 
     def put_decoded(
-        self, path: Path, kind: DType, shape: Sequence[int], pieces: Callable[[], Iterable[Any]], reason: str,
-        order: Order = "C",
-    ) -> None:  # fmt: skip
+        self, path: Path, kind: DType, shape: Shape, pieces: Pieces, reason: str, order: Order = "C"
+    ) -> None:
         nbytes = LazyTensor(kind, shape, ()).nbytes
         payload = NONE if not nbytes else self._payload(self._add_file(Decoded(nbytes, pieces, reason), nbytes), nbytes)
         self._tree.tensor(path, _layout(kind, tuple(shape), order), payload)
@@ -211,10 +211,7 @@ class Outline(Receiver):
         self._tree.tensor(path, *part)
 
     def _in_file(self, source: Any, unit: int, reader: MemoryReader, start: int) -> int:
-        """Return the payload of bytes: a range of a reader's file, whose memory begins at address `start`, or a copy.
-
-        It is a range if the parts of `source` follow each other there.
-        """
+        """Return the payload of bytes: a range of a reader's file, at address `start`, if they lie in it; or a copy."""
         parts = [] if isinstance(source, LazyTensor) else getattr(source, "parts", [source])
         begin = end = address(parts[0]) - start if parts else -1
         for part in parts:

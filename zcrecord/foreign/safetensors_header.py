@@ -334,11 +334,7 @@ class _HeaderScanner:
 
 
 def encode_header(entries: Iterable[HeaderEntry], metadata: Mapping[str, str]) -> bytes:
-    """Return length and header, as safetensors' own writer has them, padded so that the bytes behind start aligned.
-
-    Raises:
-        LimitError: no reader would take a header this large.
-    """
+    """Return length and header, as safetensors' own writer has them, aligned; LimitError if it is too large to read."""
 
     def dumped(value: object) -> str:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -66,11 +66,7 @@ class ShardIndex(NamedTuple):
 
 
 def decode_index(octets: bytes | memoryview) -> ShardIndex:
-    """Decode an index of shards.
-
-    Raises:
-        FormatError: it is no index, names a tensor twice, or a file that is not a plain name.
-    """
+    """Decode an index of shards; FormatError if it is none, or has a tensor twice or a file that is no plain name."""
     data = b"".join((octets, _SLACK))
     if usual := _decode_usual(data):
         return usual

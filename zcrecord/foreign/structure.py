@@ -71,10 +71,7 @@ class Structure:
         return twins[0] if twins[0] != name else None
 
     def write_items(self, out: Receiver, count: int | None = None) -> None:
-        """Write modules and attributes that come before tensor number `count`; by default all remaining ones.
-
-        Those that an earlier call wrote are not written again.
-        """
+        """Write modules and attributes that come before tensor number `count` and were not written; by default all."""
         while self._written < len(self.items) and (count is None or self.items[self._written][0] <= count):
             _, path, *content = self.items[self._written]
             self._written += 1
@@ -116,11 +113,7 @@ def _encode_value(value: Any) -> Any:
 
 
 def decode_structure(text: str | None) -> Structure:
-    """Decode a structure; an empty one for None.
-
-    Raises:
-        FormatError: the text is malformed. VersionError: it has a later version.
-    """
+    """Decode a structure; an empty one for None. FormatError: malformed; VersionError: of a later version."""
     if text is None:
         return Structure()
     try:

@@ -163,11 +163,7 @@ def stored_members(reader: MemoryReader) -> tuple[_Members, int]:
 
 
 def _load_zipped(reader: MemoryReader, octets: memoryview, whole: TorchNames | None = None) -> Any:
-    """Return the value in a zip file, which may be a part of a `whole`; sets what its reader was `described` by.
-
-    Raises:
-        ValueError or any other: the file is damaged. Also what `stored_members` raises.
-    """
+    """Return the value in a zip file, which may be part of a `whole`; sets its reader's `described` and `sums`."""
     members, directory = stored_members(reader)
     root = next(iter(members), b"").partition(b"/")[0]
 
@@ -274,11 +270,7 @@ class _StateDictWalk:
             self._add((*path, *parts), child)
 
     def _module(self, path: tuple[str, ...], name: str, value: Any) -> tuple[str, str, Iterable[tuple[str, Any]]]:
-        """Return the kind, the class name and the children of the module that a value becomes.
-
-        Raises:
-            LimitError: it is nested too deep. UnsupportedError, FormatError: it becomes none.
-        """
+        """Return kind, class name and children of the module that a value becomes; RecordError if it is none."""
         if isinstance(value, TorchValue) and value.kind.startswith("zcr:"):
             return "object", value.kind, [("value", value.text)]
         if len(path) >= MAX_DEPTH:

@@ -118,11 +118,7 @@ class _DcpFolder:
         return Function(lambda *_: Namespace(name)) if is_own else self._names.find_class(module, name)
 
     def load_part(self, name: str, origin: Any) -> tuple[Any, MemoryReader, int]:
-        """Return a value or a chunk, by its origin, with the reader of its file and its offset there.
-
-        Raises:
-            FormatError, LimitError: it is not in the file, or overlaps another. SourceError: the file is missing.
-        """
+        """Return a value or chunk, its file's reader, and its offset there; RecordError if it is not in the file."""
         place = self._places[name, origin]
         path, start, nbytes = place["relative_path"], expect_type(int, place["offset"]), place["length"]
         if expect_type(str, path) not in self.readers:
@@ -154,11 +150,7 @@ def _sizes(value: Any) -> tuple[int, ...]:
 
 
 def _tensor(described: dict[str, Any], load_part: Callable[[Any], Any]) -> tuple[TorchTensor, list[Chunk]]:
-    """Return a tensor without bytes that stands for the whole, and its chunks, which `load_part` loads by origin.
-
-    Raises:
-        FormatError: the chunks do not tile the tensor. UnsupportedError: archives cannot have it.
-    """
+    """Return a tensor without bytes that stands for the whole, and its chunks; FormatError unless they tile it."""
     dtype, shape, chunks = described["properties"].state[0].text, _sizes(described["size"]), list[Chunk]()
     for box in described["chunks"]:
         origin, extent = (_sizes(_fields(box, "ChunkStorageMetadata")[key]) for key in ("offsets", "sizes"))
@@ -182,10 +174,7 @@ def _tensor(described: dict[str, Any], load_part: Callable[[Any], Any]) -> tuple
 
 
 def _put(state: _Node, path: Any, name: str, value: Any) -> int:
-    """Put a value into a state dict: at its path, or at its name if it has none that is legal.
-
-    Returns the number of nodes that it made on the way. ValueError: another value is there.
-    """
+    """Put a value at its path in a state dict, or at its name without a legal one; return how many nodes it made."""
     has_keys = type(path) is tuple and {str, int}.issuperset(map(type, path[: MAX_DEPTH + 1]))
     if not has_keys or not 0 < len(path) <= MAX_DEPTH or any(type(key) is int and key >> 31 for key in path):
         path = (name,)

@@ -66,11 +66,9 @@ _CALL_BYTES, _TIMES = 64 << 20, 4  # limit of the bytes that a pickle's calls ma
 
 @dataclass(slots=True, eq=False)
 class TorchValue:
-    """A value of torch that is no tensor.
+    """A value of torch that is no tensor: the type name of its module and its text.
 
-    Attributes:
-        kind: the type name of the module that archives have for it; of a storage class its dtype; else "".
-        text: the value in that module; else the reason why no archive holds it.
+    One that no archive holds has the reason as its text; its kind is a dtype if it is a storage's class, or "".
     """
 
     kind: str
@@ -125,11 +123,7 @@ class TorchTensor:
         return self.nbytes > 0 and is_unconverted and self.in_order and bool(self.storage.in_file)
 
     def array(self) -> Any:
-        """Return the tensor as an array or PackedTensor: a view of its storage unless it is conjugate or negated.
-
-        Raises:
-            UnsupportedError: numpy has no such element type. FormatError: the file has no such storage.
-        """
+        """Return an array or PackedTensor, a view unless conjugate or negated; UnsupportedError if numpy has none."""
         dtype: Any = np.dtype(np.uint8) if self.kind.packed else self.kind.numpy
         if dtype is None or (self.kind.packed and not self.shape):
             raise UnsupportedError(f"a tensor of torch.{self.dtype} and shape {self.shape}, which numpy cannot have")
@@ -296,11 +290,7 @@ class TorchNames:
 
 @functools.lru_cache(1024)
 def _extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int, bool]:
-    """Return a tensor's element count, where its last one ends from the first on, in elements, and if it is in C order.
-
-    Raises:
-        ValueError: the sizes or strides are not those of a tensor.
-    """
+    """Return a tensor's element count, the extent in elements, and if it is in C order; ValueError for no tensor."""
     if len(shape) != len(strides) or min(*shape, *strides, 0, 0) < 0:
         raise ValueError(_ODD_NUMBERS)
     count = prod(shape)

@@ -23,6 +23,7 @@ def beside_views(
     """Return tensors by name, in saved order: those that a framework has a type for from `make`, others as views.
 
     `holds` returns True if the framework has tensors of an element type, stored in so many bits, and of a shape.
+    `make` is called with an archive of those tensors.
     """
     if names is not None:
         archive = subset.select(archive, names, None)
@@ -41,5 +42,5 @@ def beside_views(
 
 
 def unsupported_elements(kind: str, fault: str) -> RecordError:
-    """Return the error for elements that a framework has no type for."""
+    """Return the error for elements of type `kind`, which a framework has no type for; `fault` is its first part."""
     return UnsupportedError(f"{fault}; leave such out with names=lambda tensor: tensor.dtype.name != {kind!r}")

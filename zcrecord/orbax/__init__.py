@@ -19,6 +19,7 @@ __all__ = ["ZcrCheckpointHandler", "ZcrRestore", "ZcrSave"]
 
 
 def __getattr__(name: str) -> Any:
+    """Make the public classes, with orbax's as their bases, and register them; DependencyError without orbax."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
