@@ -97,10 +97,9 @@ def outline_of(kind: str, reader: MemoryReader) -> Outline:
 
 
 def open_remote(memory: Memory, bring: Callable[[int, int], None], source_in: Any) -> Archive | None:
-    """Return the archive over a file behind a URL, whose first bytes are in memory; None if its format is not known.
+    """Return the archive over a file behind a URL, of which the first bytes are in memory; None if no format has them.
 
-    Raises:
-        UnsupportedError: the format is read as a whole; or what `open_foreign` raises.
+    UnsupportedError: the format is read as a whole. Also raises what `open_foreign` does.
     """
     kind = foreign_format(memory)
     if kind is None:

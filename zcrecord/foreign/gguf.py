@@ -390,6 +390,7 @@ class _GgufHeader:
             begin = start + int(offsets[i])
             fault = f"its bytes [{begin:#x}, {begin + int(self.sizes[i]):#x}) end past the end of the file ({total:#x})"
             raise FormatError(f"{fault}; the file is truncated, copy it again", tensor=names[i], offset=begin)
+        # Tensors that overlap could claim terabytes of a small file.
         order = np.flatnonzero(has_bytes)[np.argsort(self.offsets[has_bytes], kind="stable")]
         begins = self.offsets[order]
         is_overlapped = begins[1:] < (begins + self.sizes[order])[:-1]

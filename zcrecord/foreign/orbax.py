@@ -46,7 +46,6 @@ _LOOKS = 1 << 24  # limit of looks at files, besides one for each byte of the fo
 _CHUNKS = 1 << 16  # limit of the chunks of all arrays, besides one for each byte of the folder
 _EXPANDED, _TIMES = 64 << 20, 1 << 16  # limit of the bytes of all arrays: so many, plus so many times the folder
 
-
 Keys = tuple[str, ...]  # on the path to a leaf of the tree
 
 
@@ -96,20 +95,16 @@ class _Folder:
         self.is_database = os.path.exists(os.path.join(path, "manifest.ocdbt"))  # OCDBT has all arrays in one
         identities = _file_identities(self._root, self._root)
         self.file_count, self.nbytes = len(identities), sum(size for _, _, size, _ in identities.values())
-        self._by_part: dict[str, dict[str, Identity]] = {}
+        self._by_array: dict[str, dict[str, Identity]] = {}  # by the folder of each; all by "" in a database
         for file, identity in identities.items():
-            part = self._part(os.path.relpath(file, self._root).partition(os.sep)[0])
-            self._by_part.setdefault(part, {})[file] = identity
-
-    def _part(self, name: str) -> str:
-        """Return the folder that has the files of an array."""
-        return self._root if self.is_database else os.path.join(self._root, name)
+            name = "" if self.is_database else os.path.relpath(file, self._root).partition(os.sep)[0]
+            self._by_array.setdefault(name, {})[file] = identity
 
     def check_unchanged(self, name: str) -> None:
         """Raise SourceError if a file of an array was changed since the folder was opened."""
-        part = self._part(name)
-        if _file_identities(self._root, part) != self._by_part.get(part, {}):
-            raise SourceError("was changed since it was opened; load it again", path=part)
+        place = self._root if self.is_database else os.path.join(self._root, name)
+        if _file_identities(self._root, place) != self._by_array.get("" if self.is_database else name, {}):
+            raise SourceError("was changed since it was opened; load it again", path=place)
 
 
 class _Tree(NamedTuple):
@@ -213,8 +208,7 @@ def _open_arrays(folder: _Folder, tree: _Tree) -> dict[Keys, Any]:
 def _pieces(array: Any, check: Callable[[], None]) -> Iterator[Any]:
     """Yield an array's bytes, one row of chunks at a time; packed elements, which may end within a byte, at once.
 
-    `check` is called before and after, and raises if the files are not those that were opened: tensorstore would wait
-    for one that became a pipe, and its content may have been compared when it was opened.
+    `check` is called before, since tensorstore would wait for a file that became a pipe, and after.
     """
     check()
     if dtypes.from_numpy(array.dtype.numpy_dtype).packed:

@@ -259,10 +259,7 @@ def expect_type(kind: Any, value: Any) -> Any:
 
 
 def _may_collide(key: Any) -> bool:
-    """Return True for a key whose hash other keys may have, too; UnsupportedError if it takes long to hash.
-
-    Objects that functions return are hashed by their identity, except for complex numbers and time spans.
-    """
+    """Return True for a key whose hash unequal ones may have; UnsupportedError if it takes long to hash."""
     kind = type(key)
     items = list(itertools.islice(parts_of(key), _ITEMS + 2)) if kind is tuple else []
     if kind is frozenset or len(items) > _ITEMS + 1 or not _IN_KEYS.issuperset(map(type, items)):

@@ -219,10 +219,7 @@ def merge_metadata(into: dict[str, Any], metadata: Mapping[str, Any], label: str
 
 
 def group_by_size(sizes: Sequence[int], max_nbytes: int | None) -> list[list[int]]:
-    """Return the numbers of the tensors in each shard, of at most `max_nbytes` or one tensor; None: all in one.
-
-    Tensors stay in order, and each shard is as full as it can be.
-    """
+    """Return the numbers of tensors in each shard, in order: as many as fit into `max_nbytes`, but at least one."""
     shards: list[list[int]] = [[]]
     nbytes = 0  # of the last one
     for i, size in enumerate(sizes):

@@ -103,10 +103,7 @@ def _put_items(
 
 
 def _put_state(state: dict[str, Any], reader: MemoryReader, out: Receiver) -> bool:
-    """Give all tensors of a `state_dict()` at once, if each is a range of the file, those of one storage the same.
-
-    Returns False if they have to be given one by one, which also finds the name or tensor at fault.
-    """
+    """Give all tensors of a `state_dict()` at once; return False if they have to be given, and checked, one by one."""
     tensors, forms, names = list(state.values()), dict[Form, int](), "".join(state)
     if "\0" in names or not encodable(names):
         return False

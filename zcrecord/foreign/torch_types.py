@@ -226,10 +226,7 @@ class TorchNames:
         return storage if storage.nbytes else TorchStorage(kind.kind, 0)
 
     def _tensor(self, storage: Any, offset: Any, size: Any, stride: Any, *more: Any) -> TorchTensor | TorchValue:
-        """Return a tensor; a TorchValue with the reason if archives cannot have it.
-
-        `more` has requires_grad, hooks, of `_rebuild_tensor_v3` the dtype, and perhaps a dict of metadata.
-        """
+        """Return a tensor, or why archives have none; `more`: requires_grad, hooks, perhaps dtype and metadata."""
         if type(storage) is not TorchStorage or type(size) is not tuple or type(stride) is not tuple:
             raise ValueError("a tensor without storage, sizes or strides")
         dtype, metadata = storage.dtype, more[2] if len(more) > 2 else None

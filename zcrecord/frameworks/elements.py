@@ -22,8 +22,7 @@ def beside_views(
 ) -> dict[str, Any]:
     """Return tensors by name, in saved order: those that a framework has a type for from `make`, others as views.
 
-    `holds` returns True if the framework has tensors of an element type, stored in so many bits, and of a shape.
-    `make` is called with an archive of those tensors.
+    `holds` tells if it has tensors of an element type, in so many bits, and a shape; `make` gets an archive of those.
     """
     if names is not None:
         archive = subset.select(archive, names, None)

@@ -158,11 +158,7 @@ def _parts_by_array(records: list[Any]) -> dict[str, list[_Part]]:
 
 
 def _write_catalogue(path: str, names: list[str], records: list[Any]) -> None:
-    """Write a catalogue of archives: the first one's payloads by their numbers there, then those of arrays in parts.
-
-    Raises:
-        MismatchError: the parts of an array do not cover it.
-    """
+    """Write a catalogue of the first archive's payloads, and of arrays in parts; MismatchError if one is missing."""
     entries, whole = stored_entries(records[0].archive), len(records[0].archive.index.payloads)
     arrays = _parts_by_array(records)
     rank = max((len(parts[0].array_shape) for parts in arrays.values()), default=0)
