@@ -50,11 +50,7 @@ class PickledArray(Stateful):
         self._array: np.ndarray[Any, Any] | None = None
 
     def array(self, path: str) -> np.ndarray[Any, Any]:
-        """Return the array, the same one each time: a view of the bytes in the pickle; `path` is named in errors.
-
-        Raises:
-            UnsupportedError: the elements are not plain numbers, or the number of bytes does not fit the shape.
-        """
+        """Return the array, over the pickle's bytes, the same at each call; UnsupportedError unless of numbers."""
         if self._array is None:
             state = self.state if isinstance(self.state, tuple) and len(self.state) == 5 else (None,) * 5
             _version, shape, dtype, is_fortran, data = state
@@ -76,11 +72,7 @@ class PickledArray(Stateful):
         return self._array
 
     def scalar(self, path: str) -> Any:
-        """Return the one integer of an array of rank 0, to be the key of a dict at `path`.
-
-        Raises:
-            UnsupportedError: as `array`, or its rank is not 0, or it is no integer.
-        """
+        """Return the one integer of an array of rank 0, as a key of the dict at `path`; UnsupportedError for others."""
         array = self.array(path)
         if array.ndim:
             raise UnsupportedError(f"a numpy array of shape {array.shape} is a key; save a number", tensor=path or None)

@@ -78,9 +78,7 @@ def unpickle(
     stack: list[Any] = []
     marked: list[list[Any]] = []  # the stacks below each mark
     memo: dict[bytes, Any] = {}  # by the bytes of LONG_BINPUT
-    # Keys of the memo that may be looked up; empty where they would take much memory: then no tensor is run at once.
-    has_few_look_ups = type(data) is bytes and data.count(b"j") < len(data) // 16
-    looked_up: set[Any] = {*_MEMO_KEYS, *_LOOK_UPS(data)} if has_few_look_ups else set()
+    looked_up = _possible_look_ups(data)
     i, hash_counts = start, Counter[int]()
     while True:  # frequent opcodes first, without a call for each
         op = data[i]
@@ -128,6 +126,12 @@ def unpickle(
             i = _run_protocol_4(op, data, i, stack, memo, find_class)
         else:
             i = _run_rare(op, data, i, stack, hash_counts, find_class)
+
+
+def _possible_look_ups(data: Any) -> set[Any]:
+    """Return the keys that may be looked up in the memo; none, so that no tensor is run at once, if they are many."""
+    has_few = type(data) is bytes and data.count(b"j") < len(data) // 16
+    return {*_MEMO_KEYS, *_LOOK_UPS(data)} if has_few else set()
 
 
 def _call_at_once(function: Any, groups: Any, memo: dict[bytes, Any], persistent_load: Callable[[Any], Any]) -> Any:

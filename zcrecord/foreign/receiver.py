@@ -183,8 +183,9 @@ class Outline(Receiver):
     def put_decoded(
         self, path: Path, kind: DType, shape: Shape, pieces: Pieces, reason: str, order: Order = "C"
     ) -> None:
+        """Add a tensor whose bytes are decoded when they are first used."""
         nbytes = LazyTensor(kind, shape, ()).nbytes
-        payload = NONE if not nbytes else self._payload(self._add_file(Decoded(nbytes, pieces, reason), nbytes), nbytes)
+        payload = self._own_payload(Decoded(nbytes, pieces, reason), nbytes)
         self._tree.tensor(path, _layout(kind, tuple(shape), order), payload)
 
     def parts(self, values: Iterable[Any], reader: Any = None) -> list[Any]:
@@ -228,19 +229,18 @@ class Outline(Receiver):
         if not nbytes or not offset % unit or reader.memory.on_demand:  # what is read on demand is aligned
             return self._payload(base + offset, nbytes)
         piece = (reader.memory.octets[offset : offset + nbytes],)
-        return self._payload(self._add_file(Decoded(nbytes, lambda: piece, "not aligned in its file"), nbytes), nbytes)
+        return self._own_payload(Decoded(nbytes, lambda: piece, "not aligned in its file"), nbytes)
 
     def _in_memory(self, source: Any) -> int:
         """Return the payload of bytes that are in memory, or read when they are used."""
         if isinstance(source, LazyTensor):
-            nbytes, file = source.nbytes, Decoded(source.nbytes, source.pieces, "read when it is used")
-            return self._payload(self._add_file(file, nbytes), nbytes)
+            return self._own_payload(Decoded(source.nbytes, source.pieces, "read when it is used"), source.nbytes)
         parts = list(chunks(source))
         octets = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return self._payload(self._add_file(Memory(octets.data.toreadonly()), octets.nbytes), octets.nbytes)
+        return self._own_payload(Memory(octets.data.toreadonly()), octets.nbytes)
 
     def _base_of(self, reader: MemoryReader) -> int:
-        """Return where a reader's file begins in the row of offsets; adds the file at the first call."""
+        """Return the base of a reader's file in the row of offsets; adds the file at the first call."""
         if id(reader) not in self._readers:
             self._readers[id(reader)] = self._add_file(reader.memory, reader.nbytes), reader
         return self._readers[id(reader)][0]
@@ -252,6 +252,10 @@ class Outline(Receiver):
         self._bases.append(base)
         self._end = align_up(base + nbytes, _PAGE)
         return base
+
+    def _own_payload(self, file: Memory | Decoded, nbytes: int) -> int:
+        """Add a file that is one payload; return its number, or NONE if it has no bytes."""
+        return self._payload(self._add_file(file, nbytes), nbytes) if nbytes else NONE
 
     def _payload(self, offset: int, nbytes: int) -> int:
         """Add a payload by its range in the row of offsets; return its number, or NONE if it has no bytes."""

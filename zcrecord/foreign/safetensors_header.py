@@ -66,11 +66,7 @@ class SafetensorsHeader(NamedTuple):
 
 
 def check_length(head: bytes, file_nbytes: int | None) -> int:
-    """Return the length of the header from the file's first 8 bytes; more of them name the type of a wrong file.
-
-    Raises:
-        FormatError: too short, or the header would be too large for any file, or for this one.
-    """
+    """Return the header's length from a file's first 8 bytes or more; FormatError if no such file can have it."""
     if len(head) < 8:
         raise FormatError(f"{len(head)} bytes are too few for a safetensors file")
     length = int.from_bytes(head[:8], "little")
@@ -265,6 +261,7 @@ class _HeaderScanner:
         return kind, shape, offsets[0], offsets[1]
 
     def _dtype(self) -> DType:
+        """Return the element type that comes next, by safetensors' name for it."""
         at = self._space()
         dtype = self._string()
         if dtype not in by_safetensors:

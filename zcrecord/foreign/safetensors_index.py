@@ -171,6 +171,7 @@ def _count_controls(data: Any) -> int:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON as a dict; FormatError if a key is there twice."""
     out = dict(pairs)
     if len(out) < len(pairs):
         seen: set[str] = set()

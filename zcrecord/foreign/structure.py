@@ -141,6 +141,7 @@ def decode_structure(text: str | None) -> Structure:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON as a dict; FormatError if a key is there twice."""
     out = dict(pairs)
     if len(out) < len(pairs):
         _fail("has a key twice in one object")

@@ -141,11 +141,7 @@ def _load(reader: MemoryReader) -> Checkpoint:
 
 
 def stored_members(reader: MemoryReader) -> tuple[_Members, int]:
-    """Return the members of a zip file by their names in lower case, and the offset of its directory.
-
-    Raises:
-        FormatError: as `zip_members`; or two members have one name. UnsupportedError: one is compressed or encrypted.
-    """
+    """Return a zip file's members by lower-case name, and its directory's offset; RecordError unless all are stored."""
     listed, directory = zip_members(reader, _WRONG)
     for member in listed:
         if member.method != STORED or member.encrypted:
@@ -192,10 +188,10 @@ def _load_zipped(reader: MemoryReader, octets: memoryview, whole: TorchNames | N
 
 
 def _load_bare(reader: MemoryReader, octets: memoryview) -> Any:
-    """Return the value in a checkpoint from before torch 1.6; sets what its reader was `described` by: the pickles.
+    """Return the value in a checkpoint from before torch 1.6; ValueError or any other for a damaged one.
 
     Magic, version, system, the value and the keys of the storages are a pickle each; then the storages follow, each
-    behind its number of elements. ValueError or any other: the file is damaged.
+    behind its number of elements. `reader` is then `described` by the pickles.
     """
     names, pickles, position = TorchNames(len(octets), lambda *_: None), [], 0
     for expected in (_MAGIC, _PROTOCOL, None, None, None):
