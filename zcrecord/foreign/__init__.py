@@ -49,15 +49,15 @@ def foreign_format(memory: Memory) -> str | None:
     head = bytes(memory.octets[:HEAD])
     if head.lstrip()[:1] == b"{" and memory.path is not None and memory.path.lower().endswith(".index.json"):
         return "safetensors"
-    known = sniff_file_type(head)
-    name = None if known is None else known.format
-    if name == "onnx" and known is not None and (memory.path or "").endswith(".onnx"):
+    file_type = sniff_file_type(head)
+    name = None if file_type is None else file_type.format
+    if name == "onnx" and file_type is not None and (memory.path or "").endswith(".onnx"):
         advice = "zcrecord.onnx.scan(path) gives its weights as they lie, onnx2zc makes an archive of it"
         raise UnsupportedError(f"is an ONNX model; {advice}", path=memory.path)
-    if known is None or name not in FORMATS or name in ("zcr", "onnx"):
+    if file_type is None or name not in FORMATS or name in ("zcr", "onnx"):
         return None
     suffixes = *FORMATS[name].suffixes, ".metadata"  # they decide where other files may begin with these bytes
-    return name if known.sure or (memory.path or "").lower().endswith(suffixes) else None
+    return name if file_type.sure or (memory.path or "").lower().endswith(suffixes) else None
 
 
 def open_foreign(

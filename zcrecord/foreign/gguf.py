@@ -164,9 +164,9 @@ class _GgufHeader:
 
     def _fill(self, count: int, label: str) -> None:
         """Read at least the next `count` bytes into the buffer; FormatError, LimitError if a file may not have them."""
-        left = self._size - self._position
-        if count > left:
-            raise self._error(f"{label} takes {count} bytes, {left} are left; the file is truncated or damaged")
+        remaining = self._size - self._position
+        if count > remaining:
+            raise self._error(f"{label} takes {count} bytes, {remaining} are left; the file is truncated or damaged")
         if self._position + count > _MAX_HEADER:
             raise self._error(f"more than {_MAX_HEADER >> 20} MiB of metadata", LimitError)
         unread, self._base, self._pos = self._buffer[self._pos :], self._position, 0
@@ -187,9 +187,10 @@ class _GgufHeader:
     def _read_count(self, min_nbytes: int, label: str) -> int:
         """Read a number of items; FormatError if so many, of at least `min_nbytes` each, do not fit into the file."""
         count = self._read_number(8, f"the number of {label}")
-        left = self._size - self._position
-        if count * min_nbytes > left:
-            raise self._error(f"{count} {label} are claimed, {left} bytes are left; the file is truncated or damaged")
+        remaining = self._size - self._position
+        if count * min_nbytes > remaining:
+            fault = f"{count} {label} are claimed, {remaining} bytes are left"
+            raise self._error(f"{fault}; the file is truncated or damaged")
         return count
 
     def _read_name(self, label: str) -> str:
@@ -280,13 +281,13 @@ class _GgufHeader:
         """Return the lengths of the next texts, and their bytes, each behind 8 bytes for its length."""
         parts: list[bytes] = []
         lengths: list[Any] = []
-        size_at, left = struct.Struct("<Q").unpack_from, count
-        while left:
+        size_at, remaining = struct.Struct("<Q").unpack_from, count
+        while remaining:
             buffer, start = self._buffer, self._pos
-            short = _short_texts(np.frombuffer(buffer, np.uint8)[start : start + _WINDOW])[:left]
+            short = _short_texts(np.frombuffer(buffer, np.uint8)[start : start + _WINDOW])[:remaining]
             pos, single = start + int(short.sum()) + 8 * len(short), []
             with contextlib.suppress(struct.error):  # at the end of the buffer
-                for _ in range(min(left - len(short), _MAX_SINGLE)):
+                for _ in range(min(remaining - len(short), _MAX_SINGLE)):
                     (size,) = size_at(buffer, pos)
                     if pos + 8 + size > len(buffer):
                         break
@@ -298,7 +299,7 @@ class _GgufHeader:
                 single.append(self._read_number(8, label))
                 parts += bytes(8), self._read_bytes(single[0], label)
             lengths += short, np.array(single, np.int64)
-            left -= len(short) + len(single)
+            remaining -= len(short) + len(single)
         return np.concatenate(lengths), bytearray().join(parts)
 
     def _alignment(self) -> int:

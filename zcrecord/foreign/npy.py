@@ -105,7 +105,7 @@ def map_npy(path: str) -> np.ndarray[Any, np.dtype[Any]]:
 def _fields(text: str) -> dict[str, str]:
     """Return the three fields of the header's dict, as text that is not evaluated; FormatError unless it has them."""
     text = text.strip(_SPACE)
-    known = {"descr": ("text", "quoted", "list"), "fortran_order": ("truth",), "shape": ("dims",)}
+    groups_of = {"descr": ("text", "quoted", "list"), "fortran_order": ("truth",), "shape": ("dims",)}
     out: dict[str, str] = {}
     if text[:1] != "{" or text[-1:] != "}":
         raise FormatError("its .npy header is no dict")
@@ -116,12 +116,12 @@ def _fields(text: str) -> dict[str, str]:
             raise FormatError(f"its .npy header cannot be read: '{printable(body[pos:], 60)}'")
         pos = field.end()
         name = field["name"] or field["also"]
-        value = next((field[kind] for kind in known.get(name, ()) if field[kind] is not None), None)
+        value = next((field[kind] for kind in groups_of.get(name, ()) if field[kind] is not None), None)
         if value is None or name in out:
             raise FormatError(f"its .npy header has '{printable(name)}' twice, of the wrong kind, or unexpectedly")
         out[name] = value
-    if len(out) < len(known):
-        raise FormatError(f"its .npy header lacks {', '.join(known.keys() - out.keys())}")
+    if len(out) < len(groups_of):
+        raise FormatError(f"its .npy header lacks {', '.join(groups_of.keys() - out.keys())}")
     return out
 
 

@@ -48,9 +48,9 @@ def read(reader: Reader, out: Receiver) -> int:
     head = bytes(reader.read_at(0, HEAD))
     if not head.startswith(b"PK") and (fault := wrong_type(head, "a .npz file")):
         raise FormatError(fault, offset=0)
-    listed, directory = zip_members(reader, "not a .npz file")
+    all_members, directory = zip_members(reader, "not a .npz file")
     reader.described = directory, reader.nbytes
-    members, structure = _arrays_in(listed, reader)
+    members, structure = _arrays_in(all_members, reader)
     if isinstance(reader, MemoryReader):
         octets = reader.memory.octets
         # The checksums of other members are compared when they are decoded.
@@ -155,9 +155,11 @@ class _Arrays:
         for position in range(start, member.nbytes, PIECE):
             yield reader.read(min(PIECE, member.nbytes - position))
 
-    def _have_same_bytes(self, a: Member, b: Member) -> bool:
+    def _have_same_bytes(self, member: Member, twin: Member) -> bool:
         """Return True if two members of the file have the same bytes, headers included."""
-        return (a.nbytes, a.crc) == (b.nbytes, b.crc) and all(map(operator.eq, self._pieces(a), self._pieces(b)))
+        if (member.nbytes, member.crc) != (twin.nbytes, twin.crc):
+            return False
+        return all(map(operator.eq, self._pieces(member), self._pieces(twin)))
 
     def _strings(self, header: NpyHeader, member: Member) -> Any:
         """Return an array of strings as a StringTensor; LimitError if all arrays of them take too much memory."""

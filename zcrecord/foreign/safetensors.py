@@ -261,14 +261,14 @@ def _put_state(out: Receiver, files: Sequence[_File]) -> bool:
 
 def _put_tensors(out: Receiver, places: Sequence[_TensorPlace], structure: Structure) -> None:
     """Give every tensor to `out`, in saved order, with modules and attributes between them; errors name the tensor."""
-    known = {place.name: place for place in places}
-    names = structure.in_order(known) if structure.order else known
+    places_by_name = {place.name: place for place in places}
+    names = structure.in_order(places_by_name) if structure.order else places_by_name
     for number, name in enumerate(names):
         structure.write_items(out, number)
-        place, path = known[name], structure.path(name, known)
+        place, path = places_by_name[name], structure.path(name, places_by_name)
         twin = structure.twin(name)
-        if twin in known and out.reads and _have_same_bytes(place, known[twin]):
-            out.tie(path, structure.path(twin, known))
+        if twin in places_by_name and out.reads and _have_same_bytes(place, places_by_name[twin]):
+            out.tie(path, structure.path(twin, places_by_name))
             continue
         try:
             out.put_range(path, place.kind, place.shape, place.reader, place.offset, place.nbytes)
@@ -276,12 +276,12 @@ def _put_tensors(out: Receiver, places: Sequence[_TensorPlace], structure: Struc
             raise error.located(path=place.reader.path, tensor=name) from error.__cause__
 
 
-def _have_same_bytes(a: _TensorPlace, b: _TensorPlace) -> bool:
+def _have_same_bytes(tensor: _TensorPlace, twin: _TensorPlace) -> bool:
     """Return True if two tensors have the same type, shape and bytes; False for a stream, which is read once."""
-    if (a.kind, a.shape) != (b.kind, b.shape) or not (a.reader.seekable and b.reader.seekable):
+    if (tensor.kind, tensor.shape) != (twin.kind, twin.shape) or not (tensor.reader.seekable and twin.reader.seekable):
         return False
-    for start in range(0, a.nbytes, PIECE):
-        size = min(PIECE, a.nbytes - start)
-        if bytes(a.reader.read_at(a.offset + start, size)) != b.reader.read_at(b.offset + start, size):
+    for start in range(0, tensor.nbytes, PIECE):
+        size = min(PIECE, tensor.nbytes - start)
+        if bytes(tensor.reader.read_at(tensor.offset + start, size)) != twin.reader.read_at(twin.offset + start, size):
             return False
     return True

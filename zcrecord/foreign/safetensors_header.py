@@ -123,8 +123,8 @@ def _decode_usual(text: str, data_nbytes: int | None) -> SafetensorsHeader | Non
     """
     metadata: dict[str, str] = {}
     body = text[1:]
-    if first := _FIRST.match(text):
-        metadata, end = _HeaderScanner(text, first.end()).metadata()
+    if metadata_start := _FIRST.match(text):
+        metadata, end = _HeaderScanner(text, metadata_start.end()).metadata()
         body = text[end + 1 :].lstrip(" ") if text[end : end + 1] == "," else ""
     parts = _USUAL.split(body.rstrip(" "))
     between, names, written_forms, placed = (parts[i::4] for i in range(4))
@@ -199,15 +199,15 @@ class _HeaderScanner:
         names: set[str] = set()
         if not self._text.startswith("{"):
             raise self._fail("a header starts with '{'", 0)
-        for at in self._items("{", "}"):
+        for position in self._items("{", "}"):
             name = self._key()
             if name in names:
-                raise self._fail("this name is there twice", at, tensor=name)
+                raise self._fail("this name is there twice", position, tensor=name)
             names.add(name)
             if name == METADATA:
                 metadata, _ = self.metadata()
             else:
-                entries.append(self._entry(name, at))
+                entries.append(self._entry(name, position))
         if self._space() != len(self._text):
             raise self._fail("something behind the header's object")
         return entries, metadata
@@ -216,25 +216,25 @@ class _HeaderScanner:
         """Return the metadata that comes next, and where it ends; LimitError for too many entries."""
         limit = (_MEMORY + _TIMES * len(self._text)) // _ENTRY_COST
         out: dict[str, str] = {}
-        for at in self._items("{", "}"):
+        for position in self._items("{", "}"):
             if len(out) == limit:
                 fault = f"more than {limit} entries of metadata take far more memory than the file"
                 raise LimitError(f"{fault}; keep them in a tensor")
             name = self._key()
             if not name or "\0" in name:
-                raise self._fail("a name in the metadata that is empty or has NUL", at)
+                raise self._fail("a name in the metadata that is empty or has NUL", position)
             if name in out:
-                raise self._fail(f"metadata '{printable(name)}' is there twice", at)
+                raise self._fail(f"metadata '{printable(name)}' is there twice", position)
             if self._text[self._space() : self._pos + 1] != '"':
                 raise self._fail(f"metadata '{printable(name)}' is no string")
             out[name] = self._string()
         return out, self._pos
 
-    def _entry(self, name: str, at: int) -> HeaderEntry:
+    def _entry(self, name: str, position: int) -> HeaderEntry:
         """Return the entry of a name, which was at a position of the text."""
         try:
             if not name or "\0" in name:
-                raise self._fail("a name that is empty or has NUL", at)
+                raise self._fail("a name that is empty or has NUL", position)
             return HeaderEntry(name, *self._fields())
         except RecordError as error:
             raise error.located(tensor=name) from None
@@ -244,7 +244,7 @@ class _HeaderScanner:
         kind: DType | None = None
         shape: tuple[int, ...] | None = None
         offsets: tuple[int, ...] | None = None
-        for at in self._items("{", "}"):
+        for position in self._items("{", "}"):
             field = self._key()
             if field == "dtype" and kind is None:
                 kind = self._dtype()
@@ -253,7 +253,7 @@ class _HeaderScanner:
             elif field == "data_offsets" and offsets is None:
                 offsets = self._integers(2, "data_offsets")
             else:
-                raise self._fail(f"field '{printable(field)}' is unknown, or there twice", at)
+                raise self._fail(f"field '{printable(field)}' is unknown, or there twice", position)
         if kind is None or shape is None or offsets is None:
             raise self._fail("one of dtype, shape and data_offsets is missing")
         if len(offsets) != 2:
@@ -262,18 +262,18 @@ class _HeaderScanner:
 
     def _dtype(self) -> DType:
         """Return the element type that comes next, by safetensors' name for it."""
-        at = self._space()
+        position = self._space()
         dtype = self._string()
         if dtype not in by_safetensors:
-            raise self._fail(f"dtype '{printable(dtype)}' is not known; it knows {', '.join(by_safetensors)}", at)
+            raise self._fail(f"dtype '{printable(dtype)}' is not known; it knows {', '.join(by_safetensors)}", position)
         return by_safetensors[dtype]
 
     def _integers(self, limit: int, label: str) -> tuple[int, ...]:
         """Return an array of at most `limit` whole numbers, called by the label in errors."""
         out: list[int] = []
-        for at in self._items("[", "]"):
-            number = _INTEGER.match(self._text, at)
-            digits = number.group() if number else self._text[at : at + 1]
+        for position in self._items("[", "]"):
+            number = _INTEGER.match(self._text, position)
+            digits = number.group() if number else self._text[position : position + 1]
             if not (digits.isascii() and digits.isdigit()) or (digits[0] == "0" and len(digits) > 1):
                 raise self._fail(f"expected a whole number from 0 on, got '{printable(digits, 40)}'")
             if len(digits) > _DIGITS:

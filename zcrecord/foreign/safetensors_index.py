@@ -121,17 +121,18 @@ def _decode_usual(data: bytes) -> ShardIndex | None:
     hashes = np.sort(_by_rows(data, starts, ends, widest, lambda words: (words @ mix[: words.shape[1]])[:_CHUNK]))
     if (hashes[1:] == hashes[:-1]).any():  # perhaps a name twice
         return None
-    first = np.append(True, _by_rows(data, files, after, widest, lambda words: (words[1:] != words[:-1]).any(axis=1)))
+    differs = _by_rows(data, files, after, widest, lambda words: (words[1:] != words[:-1]).any(axis=1))
+    is_new = np.append(True, differs)  # True for tensors whose file is not that of the tensor before
     try:
         data.decode()
         index = json.loads((data[:start] + data[end:]).decode(), object_pairs_hook=_unique_keys)
-        runs = [data[a:b].decode() for a, b in zip(files[first].tolist(), after[first].tolist(), strict=True)]
+        runs = [data[a:b].decode() for a, b in zip(files[is_new].tolist(), after[is_new].tolist(), strict=True)]
     except (ValueError, RecursionError):
         return None
     legal = isinstance(index, dict) and all(is_plain_name(file, _SUFFIX) for file in set(runs))
     if not legal or index.get("weight_map") != {}:
         return None
-    return _make_index(index, data, starts, ends, runs, np.diff(np.append(np.flatnonzero(first), len(first))))
+    return _make_index(index, data, starts, ends, runs, np.diff(np.append(np.flatnonzero(is_new), len(is_new))))
 
 
 def _is_regular(data: bytes, start: int, end: int, quotes: Array) -> bool:
@@ -158,10 +159,10 @@ def _by_rows(data: bytes, starts: Array, ends: Array, widest: int, work: Callabl
     row = np.dtype(f"V{align_up(widest, 8)}")
     masks = (np.tri(widest + 1, row.itemsize, -1, np.uint8) * np.uint8(255)).view(row).reshape(-1)
     rows, sizes, out = np.ndarray(len(data) - len(_SLACK), row, data, 0, (1,)), ends - starts, []
-    for at in range(0, len(starts), _CHUNK):
-        some = slice(at, at + _CHUNK + 1)
-        words = rows[starts[some]].view(np.uint64)
-        words &= masks[sizes[some]].view(np.uint64)
+    for first in range(0, len(starts), _CHUNK):
+        chunk = slice(first, first + _CHUNK + 1)
+        words = rows[starts[chunk]].view(np.uint64)
+        words &= masks[sizes[chunk]].view(np.uint64)
         out.append(work(words.reshape(-1, row.itemsize // 8)))
     return np.concatenate(out)
 

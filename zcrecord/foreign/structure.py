@@ -88,7 +88,7 @@ class Structure:
     def encode(self) -> str | None:
         """Return the text; None if all parts are empty."""
         parts: dict[str, Any] = {
-            "items": [[position, path, *map(_encode_value, rest)] for position, path, *rest in self.items],
+            "items": [[position, path, *map(_encode_value, content)] for position, path, *content in self.items],
             "paths": self.paths,
             "ties": self.ties,
             "order": self.order,
@@ -126,7 +126,7 @@ def decode_structure(text: str | None) -> Structure:
         _fail("is no JSON object with a version")
     if parts["version"] != _VERSION:
         raise VersionError(f"its 'zcrecord' entry has version {parts['version']}, this is {_VERSION}; upgrade zcrecord")
-    known: dict[str, Callable[[Any], Any]] = {
+    decoders: dict[str, Callable[[Any], Any]] = {
         "items": _items,
         "paths": lambda entry: {name: _path(path, name) for name, path in _object(entry).items()},
         "ties": lambda entry: [_names(tie) for tie in _list(entry)],
@@ -135,9 +135,9 @@ def decode_structure(text: str | None) -> Structure:
         "marked": lambda entry: entry is True or _fail("marks with something other than true"),
     }
     del parts["version"]
-    if unknown := parts.keys() - known.keys():
+    if unknown := parts.keys() - decoders.keys():
         _fail(f"has an unknown part '{printable(min(unknown))}'")
-    return Structure(**{name: known[name](value) for name, value in parts.items()})
+    return Structure(**{name: decoders[name](value) for name, value in parts.items()})
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -142,15 +142,15 @@ def _load(reader: MemoryReader) -> Checkpoint:
 
 def stored_members(reader: MemoryReader) -> tuple[_Members, int]:
     """Return a zip file's members by lower-case name, and its directory's offset; RecordError unless all are stored."""
-    listed, directory = zip_members(reader, _WRONG)
-    for member in listed:
+    all_members, directory = zip_members(reader, _WRONG)
+    for member in all_members:
         if member.method != STORED or member.encrypted:
             state = "encrypted" if member.method == STORED else "compressed"
             name = printable(member.name.decode(errors="replace"))
             fault = f"{_WRONG}, or one that was packed again: '{name}' is {state}"
             raise UnsupportedError(f"{fault}; unpack it and pack it without compression, or save it anew")
-    members = {member.name.lower(): member for member in listed}
-    if len(members) < len(listed):
+    members = {member.name.lower(): member for member in all_members}
+    if len(members) < len(all_members):
         raise FormatError("two of its members have one name, or differ by case alone; save it anew")
     return members, directory
 

@@ -187,8 +187,8 @@ class _Conversion:
             with _load_archive(source) as loaded:
                 is_draft = loaded.archive.header.version == DRAFT
                 record = untuned_record(loaded) if is_draft or self.max_shard_size is not None else loaded
-                own = _without_signatures(record.metadata) if is_draft else record.metadata
-                options["metadata"] = {**own, **metadata_now(self.metadata)}
+                metadata = _without_signatures(record.metadata) if is_draft else record.metadata
+                options["metadata"] = {**metadata, **metadata_now(self.metadata)}
                 saved, modules = save_record(record, dest, progress=self.progress, **options), len(record.modules)
                 nbytes = loaded.archive_nbytes
         else:
@@ -238,9 +238,9 @@ class _Conversion:
                 handle, between = stack.enter_context(scratch_file(f"{os.path.abspath(beside)}-between", 0o600))
             with refusals(beside), open(handle.fileno(), "w+b", buffering=0, closefd=False) as file:
                 scratch = dataclasses.replace(self, durable=False, max_shard_size=None)
-                first = scratch.to_archive(kind, source, file)
-            last = self.from_archive(between, target, dest)
-        return dataclasses.replace(last, input_bytes=first.input_bytes, renamed=first.renamed)
+                read_report = scratch.to_archive(kind, source, file)
+            write_report = self.from_archive(between, target, dest)
+        return dataclasses.replace(write_report, input_bytes=read_report.input_bytes, renamed=read_report.renamed)
 
 
 def _load_archive(source: Any) -> Record:

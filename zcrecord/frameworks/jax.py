@@ -146,9 +146,9 @@ def like_template(record: Any, like: Any, *, keep_numpy: bool = False) -> Any:
     used: set[Any] = set()  # leaves by their identities, items of lists by that and their number
     with located(path=archive.path):
         values = [_value_at(root, path, leaf, used) for path, leaf in leaves]
-        for where, value in _unused_values(root, "", used):
+        for unused_name, value in _unused_values(root, "", used):
             fault = f"expected no such key, found {_describe(value)}: like= has no place for it"
-            raise MismatchError(f"{fault}; {_ADVICE}", tensor=where)
+            raise MismatchError(f"{fault}; {_ADVICE}", tensor=unused_name)
     return tree_util.tree_unflatten(structure, values)
 
 
@@ -186,8 +186,8 @@ def _value_at(root: _Branch, path: Sequence[Any], leaf: Any, used: set[Any]) -> 
     for depth, key in enumerate(keys):
         inner = node.items.get(key) if isinstance(node, _Branch) else _use_item(node, key, used)
         if inner is None:
-            where = ".".join(keys[: depth + 1])
-            raise MismatchError(f"expected {_describe_leaf(leaf)}, found no such key; {_ADVICE}", tensor=where)
+            name = ".".join(keys[: depth + 1])
+            raise MismatchError(f"expected {_describe_leaf(leaf)}, found no such key; {_ADVICE}", tensor=name)
         node = inner
     fits = isinstance(node, _Leaf) and (node.is_tensor or not _is_array(leaf))
     if fits and _is_array(leaf):

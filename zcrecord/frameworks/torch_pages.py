@@ -177,9 +177,9 @@ def _page_runs(address: int, itemsize: int, shape: Iterable[int], strides: Itera
         else:
             starts = np.add.outer(np.arange(length) * stride, starts).ravel()
             count *= length
-    first = (address + starts) // mmap.PAGESIZE
-    last = (address + starts + run - 1) // mmap.PAGESIZE
-    gaps = np.flatnonzero(first[1:] > last[:-1] + 1) + 1
-    lows, highs = first[np.r_[0, gaps]], last[np.r_[gaps - 1, len(last) - 1]]
+    first_pages = (address + starts) // mmap.PAGESIZE
+    last_pages = (address + starts + run - 1) // mmap.PAGESIZE
+    gaps = np.flatnonzero(first_pages[1:] > last_pages[:-1] + 1) + 1
+    lows, highs = first_pages[np.r_[0, gaps]], last_pages[np.r_[gaps - 1, len(last_pages) - 1]]
     sizes = (highs - lows + 1) * mmap.PAGESIZE
     return list(zip((lows * mmap.PAGESIZE).tolist(), sizes.tolist(), strict=True))
