@@ -368,7 +368,7 @@ def test_containers_and_paths_of_a_small_pickle_are_few(kind: str) -> None:
     data = b"\x80\x02(" + start + each * 300_000 + b"l."
     names = TorchNames(len(data), lambda *_: None)
     with pytest.raises(LimitError, match=r"its pickle asks for \d+ bytes"):
-        unpickle(data, 0, names.named, nothing)
+        unpickle(data, 0, names.find_class, nothing)
 
 
 def test_an_index_of_shards_that_is_nested_deep_is_refused(tmp_path: Path) -> None:
@@ -427,9 +427,9 @@ def test_items_of_a_set_of_one_hash_are_few() -> None:
     names = TorchNames(10_000, lambda *_: None)
     wide = [b"\x8a\x14" + (prime * (1 << 80 | i)).to_bytes(20, "little", signed=True) for i in range(101)]
     made = b"c__builtin__\nset\n](" + b"%s" + b"e\x85R."
-    assert len(unpickle(made % b"".join(wide[:100]), 0, names.named, nothing)[0]) == 100
+    assert len(unpickle(made % b"".join(wide[:100]), 0, names.find_class, nothing)[0]) == 100
     with pytest.raises(LimitError, match="a hundred keys have the same hash; the file is malicious"):
-        unpickle(made % b"".join(wide), 0, names.named, nothing)
+        unpickle(made % b"".join(wide), 0, names.find_class, nothing)
 
 
 @pytest.mark.parametrize("key", SLOW)

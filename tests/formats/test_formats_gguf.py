@@ -275,7 +275,7 @@ def test_claims_cost_no_memory(tmp_path: Path) -> None:
 def test_metadata_without_end_is_refused_at_the_documented_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "_MOST_HEADER", 1 << 20)
+    monkeypatch.setattr(reading, "_MAX_HEADER", 1 << 20)
     with pytest.raises(zcrecord.LimitError, match="more than 1 MiB of metadata"):
         read_bytes(head(0, 1) + KEY + STRING + text(bytes(1 << 20)), tmp_path)
 
@@ -312,7 +312,7 @@ def test_entries_cost_at_most_the_memory_that_is_counted_for_them(
 
     def header(self: Any, file: Any, size: int, types: Any) -> None:
         start(self, file, size, types)
-        counted.append((64 << 20) + 16 * size - self._room)
+        counted.append((64 << 20) + 16 * size - self._memory_left)
 
     monkeypatch.setattr(reading._GgufHeader, "__init__", header)
     path = tmp_path / "m.gguf"

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 
 def format_reader(kind: str) -> Callable[[Any, Any], int]:
-    """Return the function that reads a format; imported here, because few are used."""
+    """Return the `read` of a format's module, which is imported now, because few are used."""
     read: Callable[[Any, Any], int] = importlib.import_module(f".{kind}", __name__).read
     return read
 
 
 def foreign_format(memory: Memory) -> str | None:
-    """Return the name in FORMATS of a file of another format by its first bytes, of an index by its suffix, too.
+    """Return a file's name in FORMATS by its first bytes and suffix; None for archives and unknown formats.
 
     Raises:
         UnsupportedError: it is an ONNX model.
@@ -49,15 +49,15 @@ def foreign_format(memory: Memory) -> str | None:
     head = bytes(memory.octets[:HEAD])
     if head.lstrip()[:1] == b"{" and memory.path is not None and memory.path.lower().endswith(".index.json"):
         return "safetensors"
-    known = sniff_file_type(head)
-    name = None if known is None else known.format
-    if name == "onnx" and known is not None and (memory.path or "").endswith(".onnx"):
+    file_type = sniff_file_type(head)
+    name = None if file_type is None else file_type.format
+    if name == "onnx" and file_type is not None and (memory.path or "").endswith(".onnx"):
         advice = "zcrecord.onnx.scan(path) gives its weights as they lie, onnx2zc makes an archive of it"
         raise UnsupportedError(f"is an ONNX model; {advice}", path=memory.path)
-    if known is None or name not in FORMATS or name in ("zcr", "onnx"):
+    if file_type is None or name not in FORMATS or name in ("zcr", "onnx"):
         return None
-    suffixes = *FORMATS[name].suffixes, ".metadata"  # which tell where the first bytes may be anything's
-    return name if known.sure or (memory.path or "").lower().endswith(suffixes) else None
+    suffixes = *FORMATS[name].suffixes, ".metadata"  # they decide where other files may begin with these bytes
+    return name if file_type.sure or (memory.path or "").lower().endswith(suffixes) else None
 
 
 def open_foreign(
@@ -97,10 +97,9 @@ def outline_of(kind: str, reader: MemoryReader) -> Outline:
 
 
 def open_remote(memory: Memory, bring: Callable[[int, int], None], source_in: Any) -> Archive | None:
-    """Return the archive over a file behind a URL, whose first bytes are in memory; None if its format is not known.
+    """Return the archive over a file behind a URL, of which the first bytes are in memory; None if no format has them.
 
-    Raises:
-        UnsupportedError: the format is read as a whole; or what `open_foreign` raises.
+    UnsupportedError: the format is read as a whole. Also raises what `open_foreign` does.
     """
     kind = foreign_format(memory)
     if kind is None:

@@ -27,7 +27,7 @@ def longest_suffix(name: str) -> tuple[str, str | None]:
 
 
 def format_by_suffix(path: str, outer: tuple[str, ...] = ()) -> str | None:
-    """Return the name in FORMATS of a file's longest suffix, after suffixes in `outer` were taken off."""
+    """Return the name in FORMATS of a file's longest suffix, without suffixes in `outer`; None if it has none."""
     name = os.path.basename(path).lower()
     for suffix in outer:
         name = name.removesuffix(suffix)
@@ -35,46 +35,54 @@ def format_by_suffix(path: str, outer: tuple[str, ...] = ()) -> str | None:
 
 
 def model_in(folder: str, named: str | None = None, *, archive_first: bool = False) -> str:
-    """Return the path of the one model in a folder; the folder itself, if it has several of ONNX and nothing before.
+    """Return the path of the one model in a folder; the folder itself, if it has several of ONNX.
 
-    With models of several formats the first format in FORMATS is chosen, an archive last or first. Shards count as
-    their index or catalogue; of .bin files pytorch_model.bin is chosen. `named` restricts it to one format. Without any
-    it is the metadata of the one tree that orbax saved there, or in a folder of it, as in one of a step.
+    With models of several formats the first format in FORMATS is chosen, and an archive last, or first with
+    `archive_first`; `named` is the only format that counts. Shards count as their index or catalogue; of .bin files
+    pytorch_model.bin is chosen. In a folder without models a tree that orbax saved there, or in a folder of it (such as
+    that of a step), is found by its `_METADATA`.
 
     Raises:
         SourceError: the folder has no model, or more than one.
     """
-    with refusals(folder):
-        names = sorted(name for name in os.listdir(folder) if os.path.isfile(os.path.join(folder, name)))
-    by_kind: dict[str | None, list[str]] = {}
-    for name in names:
-        by_kind.setdefault(format_by_suffix(name), []).append(name)
-    if any(name.endswith(INDEX) for name in by_kind.get("safetensors", ())):
-        by_kind["safetensors"] = [name for name in by_kind["safetensors"] if not _SHARD.search(name)]
-    if "pytorch_model.bin" in by_kind.get("torch", ()):
-        by_kind["torch"] = ["pytorch_model.bin"]
-    elif METADATA in names:
-        by_kind.setdefault("torch", [METADATA])
+    by_format = _models_by_format(folder)
     others = [name for name in FORMATS if name != "zcr"]
     order = [named] if named is not None else ["zcr", *others] if archive_first else [*others, "zcr"]
-    kind = next((kind for kind in order if kind in by_kind), None)
+    kind = next((kind for kind in order if kind in by_format), None)
     if kind == "zcr":
         return archive_in(folder)
-    trees = glob.glob("_METADATA", root_dir=folder) + sorted(glob.glob("*/_METADATA", root_dir=folder))
-    root = real_path(folder)
-    real = {tree: real_path(os.path.join(root, tree)) for tree in trees if os.path.isfile(os.path.join(root, tree))}
-    trees = [tree for tree in real if belongs_to(root, real[tree])]
-    candidates = by_kind[kind] if kind is not None else trees if named in (None, "orbax") else []
+    candidates = by_format[kind] if kind is not None else _orbax_trees(folder) if named in (None, "orbax") else []
     if len(candidates) == 1:
         return os.path.join(folder, candidates[0])
     if candidates and kind == "onnx":
         return folder
-    fault = (
-        f"is a folder with several models: {', '.join(map(printable, candidates))}"
-        if candidates
-        else "is a folder without a model"
-    )
-    advice = (
-        f"name a file, or copy their index, *{INDEX}, too" if any(map(_SHARD.search, candidates)) else "name a file"
-    )
+    fault, advice = "is a folder without a model", "name a file"
+    if candidates:
+        fault = f"is a folder with several models: {', '.join(map(printable, candidates))}"
+    if any(map(_SHARD.search, candidates)):
+        advice = f"name a file, or copy their index, *{INDEX}, too"
     raise SourceError(f"{fault}; {advice}", path=folder, errno=errno.EISDIR)
+
+
+def _models_by_format(folder: str) -> dict[str | None, list[str]]:
+    """Return the names of a folder's files that stand for models, by their formats in FORMATS; others under None."""
+    with refusals(folder):
+        names = sorted(name for name in os.listdir(folder) if os.path.isfile(os.path.join(folder, name)))
+    by_format: dict[str | None, list[str]] = {}
+    for name in names:
+        by_format.setdefault(format_by_suffix(name), []).append(name)
+    if any(name.endswith(INDEX) for name in by_format.get("safetensors", ())):
+        by_format["safetensors"] = [name for name in by_format["safetensors"] if not _SHARD.search(name)]
+    if "pytorch_model.bin" in by_format.get("torch", ()):
+        by_format["torch"] = ["pytorch_model.bin"]
+    elif METADATA in names:
+        by_format.setdefault("torch", [METADATA])
+    return by_format
+
+
+def _orbax_trees(folder: str) -> list[str]:
+    """Return `_METADATA` of the trees that orbax saved in a folder, or in a folder of it; no link leads out of it."""
+    root = real_path(folder)
+    trees = glob.glob("_METADATA", root_dir=root) + sorted(glob.glob("*/_METADATA", root_dir=root))
+    files = [tree for tree in trees if os.path.isfile(os.path.join(root, tree))]
+    return [tree for tree in files if belongs_to(root, real_path(os.path.join(root, tree)))]

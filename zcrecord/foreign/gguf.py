@@ -38,10 +38,13 @@ _NUMBERS = {
     for code, kind in {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", _BOOL: "u1",
                        10: "<u8", 11: "<i8", 12: "<f8"}.items()
 }  # fmt: skip
-_LEAST_FIELD, _LEAST_TENSOR = 13, 24  # bytes of the smallest metadata entry and the smallest description of a tensor
-_MOST_HEADER = 1 << 28  # bytes; a vocabulary takes some ten million
-_LONGEST_NAME = 65535
-_WINDOW, _FEW = 1 << 16, 256  # bytes of texts whose sizes are read at once; those behind them that are read one by one
+_MIN_FIELD, _MIN_TENSOR = 13, 24  # bytes of the smallest metadata entry and the smallest description of a tensor
+_MAX_HEADER = 1 << 28  # bytes; a vocabulary takes some ten million
+_MAX_NAME = 65535
+_WINDOW, _MAX_SINGLE = (
+    1 << 16,
+    256,
+)  # bytes of texts whose sizes are read at once; those behind them that are read one by one
 # Bytes of memory that metadata and descriptions of tensors may take in addition to so many times the file; and the cost
 # of each, mostly while the archive's index is encoded. Without the limit a file of short ones takes 300 times its size.
 _MEMORY, _TIMES = 64 << 20, 16
@@ -74,9 +77,9 @@ def read(reader: Reader, out: Receiver) -> int:
     reader.described = 0, header.end
     for key, value in header.metadata.items():
         out.metadata[key] = value.values() if out.reads and isinstance(value, WordList) else value
-    forms, around = [form[:2] for form in header.forms], [form.around for form in header.forms]
-    quantised = np.array([module is not None for module in around], bool)[header.form_ids].tolist()
-    names = [f"{name}.{_BLOCKS}" if odd else name for name, odd in zip(header.names, quantised, strict=True)]
+    forms, around = [(form.dtype, form.shape) for form in header.forms], [form.around for form in header.forms]
+    suffixes = ["" if module is None else f".{_BLOCKS}" for module in around]
+    names = [name + suffixes[form] for name, form in zip(header.names, header.form_ids.tolist(), strict=True)]
     ranges = (reader, header.offsets, header.sizes)
     if out.reads or not out.put_state(names, forms, header.form_ids, [ranges], around):
         for name, form, offset in zip(header.names, header.form_ids.tolist(), header.offsets.tolist(), strict=True):
@@ -85,7 +88,7 @@ def read(reader: Reader, out: Receiver) -> int:
 
 
 class _GgufType(NamedTuple):
-    """One of ggml's element types: a plain one, or blocks of so many elements in so many bytes."""
+    """One of ggml's element types: blocks of so many elements in so many bytes; `plain` if archives have it, too."""
 
     name: str
     block: int
@@ -103,14 +106,15 @@ class _GgufForm(NamedTuple):
 
 
 def _types() -> dict[int, _GgufType]:
+    """Return ggml's element types by their numbers; DependencyError if gguf, which knows them, is not installed."""
     try:
         import gguf
     except ImportError as error:
         raise missing_package("gguf", extra="gguf") from error
-    known = {}
+    types = {}
     for kind, (block, nbytes) in gguf.GGML_QUANT_SIZES.items():
-        known[int(kind)] = _GgufType(kind.name, block, nbytes, _PLAIN.get(kind.name) if block == 1 else None)
-    return known
+        types[int(kind)] = _GgufType(kind.name, block, nbytes, _PLAIN.get(kind.name) if block == 1 else None)
+    return types
 
 
 class _GgufHeader:
@@ -126,7 +130,7 @@ class _GgufHeader:
     def __init__(self, file: Reader, size: int, types: dict[int, _GgufType]) -> None:
         self._file, self._size, self._types = file, size, types
         self._buffer, self._base, self._pos = b"", 0, 0  # bytes read, where they lie in the file, how many are used
-        self._room = _MEMORY + _TIMES * size
+        self._memory_left = _MEMORY + _TIMES * size
         tensors, fields = self._read_counts()
         self.metadata: dict[str, Any] = {}
         for _ in range(fields):
@@ -134,135 +138,156 @@ class _GgufHeader:
         self.names: dict[str, int] = {}  # and where each is described
         self.forms: list[_GgufForm] = []
         self._form_numbers: dict[bytes, int] = {}  # by their bytes in the file
-        self._costs: list[int] = []
+        self._form_costs: list[int] = []
         places: list[tuple[int, int]] = []
         while len(places) < tensors:
             places.append(self._read_description())
             places += self._read_known_forms(tensors - len(places))
         self.end = self._position
         self._buffer = b""
-        self._place(places, self.end + -self.end % self._alignment())
+        self._set_columns(places, self.end + -self.end % self._alignment())
 
-    def _fail(self, fault: str, kind: type[RecordError] = FormatError) -> RecordError:
+    def _error(self, fault: str, kind: type[RecordError] = FormatError) -> RecordError:
+        """Return an error that names the position in the file."""
         return kind(f"byte {self._position:#x}: {fault}", offset=self._position)
 
     @property
     def _position(self) -> int:
         return self._base + self._pos
 
-    def _take(self, count: int, label: str) -> bytes:
+    def _read_bytes(self, count: int, label: str) -> bytes:
+        """Return the next bytes, called by the label in errors; FormatError, LimitError as `_fill`."""
         if count > len(self._buffer) - self._pos:
             self._fill(count, label)
         start, self._pos = self._pos, self._pos + count
         return self._buffer[start : self._pos]
 
     def _fill(self, count: int, label: str) -> None:
-        """Read at least the next `count` bytes into the buffer."""
-        left = self._size - self._position
-        if count > left:
-            raise self._fail(f"{label} takes {count} bytes, {left} are left; the file is truncated or damaged")
-        if self._position + count > _MOST_HEADER:
-            raise self._fail(f"more than {_MOST_HEADER >> 20} MiB of metadata", LimitError)
-        rest, self._base, self._pos = self._buffer[self._pos :], self._position, 0
-        self._buffer = rest + self._file.read(max(count - len(rest), PIECE))
+        """Read at least the next `count` bytes into the buffer; FormatError, LimitError if a file may not have them."""
+        remaining = self._size - self._position
+        if count > remaining:
+            raise self._error(f"{label} takes {count} bytes, {remaining} are left; the file is truncated or damaged")
+        if self._position + count > _MAX_HEADER:
+            raise self._error(f"more than {_MAX_HEADER >> 20} MiB of metadata", LimitError)
+        unread, self._base, self._pos = self._buffer[self._pos :], self._position, 0
+        self._buffer = unread + self._file.read(max(count - len(unread), PIECE))
         if len(self._buffer) < count:
-            raise self._fail("the file became shorter while it was read")
+            raise self._error("the file became shorter while it was read")
 
     def _reserve(self, nbytes: int, label: str) -> None:
-        """Subtract memory that will be allocated from the limit."""
-        self._room -= nbytes
-        if self._room < 0:
+        """Subtract memory that will be allocated from the limit; LimitError if there is not so much."""
+        self._memory_left -= nbytes
+        if self._memory_left < 0:
             limit = f"more than {_MEMORY >> 20} MiB and {_TIMES} times the file"
-            raise self._fail(f"{label} would take {limit} in memory", LimitError)
+            raise self._error(f"{label} would take {limit} in memory", LimitError)
 
-    def _number(self, nbytes: int, label: str) -> int:
-        return int.from_bytes(self._take(nbytes, label), "little")
+    def _read_number(self, nbytes: int, label: str) -> int:
+        return int.from_bytes(self._read_bytes(nbytes, label), "little")
 
-    def _count(self, least: int, label: str) -> int:
-        """Read a number of items; FormatError if so many, of at least `least` bytes each, do not fit into the rest."""
-        count = self._number(8, f"the number of {label}")
-        left = self._size - self._position
-        if count * least > left:
-            raise self._fail(f"{count} {label} are claimed, {left} bytes are left; the file is truncated or damaged")
+    def _read_count(self, min_nbytes: int, label: str) -> int:
+        """Read a number of items; FormatError if so many, of at least `min_nbytes` each, do not fit into the file."""
+        count = self._read_number(8, f"the number of {label}")
+        remaining = self._size - self._position
+        if count * min_nbytes > remaining:
+            fault = f"{count} {label} are claimed, {remaining} bytes are left"
+            raise self._error(f"{fault}; the file is truncated or damaged")
         return count
 
-    def _name(self, label: str) -> str:
-        nbytes = self._number(8, f"the length of {label}")
-        if not 0 < nbytes <= _LONGEST_NAME:
-            raise self._fail(f"{label} has {nbytes} bytes; 1 to {_LONGEST_NAME} are legal")
-        raw = self._take(nbytes, label)
+    def _read_name(self, label: str) -> str:
+        """Read a text with its length; FormatError unless it is UTF-8 without NUL, of 1 to 65535 bytes."""
+        nbytes = self._read_number(8, f"the length of {label}")
+        if not 0 < nbytes <= _MAX_NAME:
+            raise self._error(f"{label} has {nbytes} bytes; 1 to {_MAX_NAME} are legal")
+        raw = self._read_bytes(nbytes, label)
         with contextlib.suppress(UnicodeDecodeError):
             if b"\0" not in raw:
                 return raw.decode()
-        raise self._fail(f"{label} is not UTF-8 without NUL: {raw[:40]!r}")
+        raise self._error(f"{label} is not UTF-8 without NUL: {raw[:40]!r}")
 
     def _read_counts(self) -> tuple[int, int]:
         """Return the claimed numbers of tensors and metadata entries."""
-        head = self._take(min(HEAD, self._size), "the start")
+        head = self._read_bytes(min(HEAD, self._size), "the start")
         self._pos = len(MAGIC)
         if not head.startswith(MAGIC):
             fault = wrong_type(head, "a GGUF file") or "not a GGUF file: it does not start with 'GGUF'"
             raise FormatError(fault if head else "the file is empty", offset=0)
-        version = self._number(4, "the version")
+        version = self._read_number(4, "the version")
         if version and not version & 0xFFFF:
             raise UnsupportedError("a big-endian GGUF file; convert it with gguf's gguf_convert_endian.py first")
         if version not in _VERSIONS:
             raise FormatError(f"GGUF version {version}; versions 2 and 3 can be read", offset=4)
-        return self._count(_LEAST_TENSOR, "tensors"), self._count(_LEAST_FIELD, "metadata entries")
+        return self._read_count(_MIN_TENSOR, "tensors"), self._read_count(_MIN_FIELD, "metadata entries")
 
     def _read_field(self) -> None:
-        key = self._name("a metadata key")
+        """Read an entry of the metadata into `metadata`."""
+        key = self._read_name("a metadata key")
         if key in self.metadata:
-            raise self._fail(f"metadata key '{printable(key)}' is there twice")
+            raise self._error(f"metadata key '{printable(key)}' is there twice")
         self._reserve(_FIELD_COST, "the metadata")
         kind = self._value_type(key)
-        values = self._read_list(key) if kind == _ARRAY else self._values(kind, 1, key)
-        if kind != _ARRAY:
-            (values,) = values.values() if isinstance(values, WordList) else values
-        self.metadata[key] = values
+        if kind == _ARRAY:
+            self.metadata[key] = self._read_list(key)
+        else:
+            values = self._values(kind, 1, key)
+            (self.metadata[key],) = values.values() if isinstance(values, WordList) else values
 
     def _value_type(self, key: str) -> int:
-        kind = self._number(4, "a metadata type")
+        kind = self._read_number(4, "a metadata type")
         if kind not in {_STRING, _ARRAY, *_NUMBERS}:
-            raise self._fail(f"metadata '{printable(key)}' is of the unknown type {kind}")
+            raise self._error(f"metadata '{printable(key)}' is of the unknown type {kind}")
         return kind
 
     def _read_list(self, key: str) -> Any:
+        """Return the list of a metadata entry, as `_values` has it."""
         kind = self._value_type(key)
         if kind == _ARRAY:
-            raise self._fail(f"metadata '{printable(key)}' has lists within a list", UnsupportedError)
-        least, cost = (_NUMBERS[kind].itemsize, _NUMBER_COST) if kind in _NUMBERS else (8, _TEXT_COST)
-        count = self._count(least, f"items of metadata '{printable(key)}'")
+            raise self._error(f"metadata '{printable(key)}' has lists within a list", UnsupportedError)
+        nbytes, cost = (_NUMBERS[kind].itemsize, _NUMBER_COST) if kind in _NUMBERS else (8, _TEXT_COST)
+        count = self._read_count(nbytes, f"items of metadata '{printable(key)}'")
         self._reserve(count * cost, f"the list '{printable(key)}'")
         return self._values(kind, count, key)
 
     def _values(self, kind: int, count: int, key: str) -> Any:
-        """Return values of one type; all texts become bytes if one is not UTF-8."""
+        """Return the next values, of one type, as a WordList; an empty list, or one of bytes if a text is not UTF-8."""
         label = f"metadata '{printable(key)}'"
         if not count:
             return []
         if kind == _STRING:
             return self._texts(count, label)
-        values = np.frombuffer(self._take(count * _NUMBERS[kind].itemsize, label), _NUMBERS[kind])
+        values = np.frombuffer(self._read_bytes(count * _NUMBERS[kind].itemsize, label), _NUMBERS[kind])
         if kind == _BOOL and values.max() > 1:
-            raise self._fail(f"{label} is a bool that is neither 0 nor 1")
+            raise self._error(f"{label} is a bool that is neither 0 nor 1")
         if values.dtype.kind == "f":
             return WordList(ValueType.FLOAT, values.astype(np.float64).view(np.uint64))
-        large = values.dtype == np.uint64 and values.max() >> np.uint64(63)
-        number = ValueType.BOOL if kind == _BOOL else ValueType.UINT if large else ValueType.INT
-        return WordList(number, values.astype(np.uint64 if large else np.int64).view(np.uint64))
+        is_large = values.dtype == np.uint64 and values.max() >> np.uint64(63)
+        value_type = ValueType.BOOL if kind == _BOOL else ValueType.UINT if is_large else ValueType.INT
+        return WordList(value_type, values.astype(np.uint64 if is_large else np.int64).view(np.uint64))
 
     def _texts(self, count: int, label: str) -> Any:
-        """Return texts where they lie, with NUL in the place of their lengths; a list of bytes if one is not UTF-8."""
+        """Return the next texts where they lie, with NUL in the place of their lengths; bytes if one is not UTF-8."""
+        lengths, text = self._raw_texts(count, label)
+        starts = np.cumsum(lengths + 8) - lengths
+        octets = np.frombuffer(text, np.uint8)
+        for i in range(-8, -8 + (int(lengths.max()).bit_length() + 7) // 8):  # other bytes of the lengths are NUL
+            octets[starts + i] = 0
+        try:
+            text.decode()
+        except UnicodeDecodeError:
+            ranges = zip(starts.tolist(), lengths.tolist(), strict=True)
+            return [bytes(text[start : start + length]) for start, length in ranges]
+        return WordList(ValueType.TEXT, (starts | lengths << 32).view(np.uint64), text)
+
+    def _raw_texts(self, count: int, label: str) -> tuple[Any, bytearray]:
+        """Return the lengths of the next texts, and their bytes, each behind 8 bytes for its length."""
         parts: list[bytes] = []
-        sizes: list[Any] = []
-        size_at, left = struct.Struct("<Q").unpack_from, count
-        while left:
+        lengths: list[Any] = []
+        size_at, remaining = struct.Struct("<Q").unpack_from, count
+        while remaining:
             buffer, start = self._buffer, self._pos
-            short = _short_texts(np.frombuffer(buffer, np.uint8)[start : start + _WINDOW])[:left]
+            short = _short_texts(np.frombuffer(buffer, np.uint8)[start : start + _WINDOW])[:remaining]
             pos, single = start + int(short.sum()) + 8 * len(short), []
             with contextlib.suppress(struct.error):  # at the end of the buffer
-                for _ in range(min(left - len(short), _FEW)):
+                for _ in range(min(remaining - len(short), _MAX_SINGLE)):
                     (size,) = size_at(buffer, pos)
                     if pos + 8 + size > len(buffer):
                         break
@@ -270,79 +295,73 @@ class _GgufHeader:
                     pos += 8 + size
             self._pos = pos
             parts.append(buffer[start:pos])
-            if pos == start:
-                single.append(self._number(8, label))
-                parts += bytes(8), self._take(single[0], label)
-            sizes += short, np.array(single, np.int64)
-            left -= len(short) + len(single)
-        lengths, text = np.concatenate(sizes), bytearray().join(parts)
-        del sizes, parts
-        starts = np.cumsum(lengths + 8) - lengths
-        octets = np.frombuffer(text, np.uint8)
-        for i in range(-8, -8 + (int(lengths.max()).bit_length() + 7) // 8):
-            octets[starts + i] = 0
-        try:
-            text.decode()
-        except UnicodeDecodeError:
-            return [bytes(text[at : at + size]) for at, size in zip(starts.tolist(), lengths.tolist(), strict=True)]
-        lengths <<= 32
-        return WordList(ValueType.TEXT, (starts | lengths).view(np.uint64), text)
+            if pos == start:  # this text is not in the buffer as a whole
+                single.append(self._read_number(8, label))
+                parts += bytes(8), self._read_bytes(single[0], label)
+            lengths += short, np.array(single, np.int64)
+            remaining -= len(short) + len(single)
+        return np.concatenate(lengths), bytearray().join(parts)
 
     def _alignment(self) -> int:
+        """Return the alignment of the tensors' bytes in the file; FormatError if it is no power of two."""
         alignment = self.metadata.get("general.alignment", 32)
         if type(alignment) is not int or alignment <= 0 or alignment & (alignment - 1):
             raise FormatError(f"general.alignment is {alignment!r}; a power of two is expected")
         return alignment
 
     def _read_known_forms(self, count: int) -> Iterator[tuple[int, int]]:
-        """Yield the next tensors as `_read_description`, up to one of a new form, a wrong one or the buffer's end."""
+        """Yield the next tensors as `_read_description`, faster; end before one of a new form, or a wrong one."""
         number_at, rank_at = struct.Struct("<Q").unpack_from, struct.Struct("<I").unpack_from
         buffer, pos, names = self._buffer, self._pos, self.names
         with contextlib.suppress(struct.error, UnicodeDecodeError, OverflowError):
             for _ in range(count):
-                at = pos + 8 + number_at(buffer, pos)[0]
-                end = at + 8 + 8 * rank_at(buffer, at)[0]
-                offset = number_at(buffer, end)[0]
-                name, form = buffer[pos + 8 : at].decode(), self._form_numbers.get(buffer[at + 4 : end])
-                if form is None or not 0 < at - pos - 8 <= _LONGEST_NAME or "\0" in name or name in names:
+                name_end = pos + 8 + number_at(buffer, pos)[0]
+                form_end = name_end + 8 + 8 * rank_at(buffer, name_end)[0]
+                offset = number_at(buffer, form_end)[0]
+                name, form = (
+                    buffer[pos + 8 : name_end].decode(),
+                    self._form_numbers.get(buffer[name_end + 4 : form_end]),
+                )
+                if form is None or not 0 < name_end - pos - 8 <= _MAX_NAME or "\0" in name or name in names:
                     break
-                if (room := self._room - self._costs[form] - _MODULE_COST * name.count(".")) < 0:
+                memory_left = self._memory_left - self._form_costs[form] - _MODULE_COST * name.count(".")
+                if memory_left < 0:
                     break
-                names[name], self._room, self._pos = len(names), room, end + 8
-                pos = end + 8
+                pos = form_end + 8
+                names[name], self._memory_left, self._pos = len(names), memory_left, pos
                 yield form, offset
 
     def _read_description(self) -> tuple[int, int]:
         """Read the description of a tensor; return the number of its form, and its offset behind the header."""
-        name = self._name("a tensor's name")
+        name = self._read_name("a tensor's name")
         if name in self.names:
-            raise self._fail("this name is there twice").located(tensor=name)
+            raise self._error("this name is there twice").located(tensor=name)
         self.names[name] = len(self.names)
         try:
-            rank = self._number(4, "the rank")
+            rank = self._read_number(4, "the rank")
             if rank > MAX_RANK:
-                raise self._fail(f"rank {rank}; at most {MAX_RANK} is legal")
-            described = self._take(8 * rank + 4, "the dimensions")
+                raise self._error(f"rank {rank}; at most {MAX_RANK} is legal")
+            described = self._read_bytes(8 * rank + 4, "the dimensions")
             number = self._form_numbers.get(described)
             if number is None:
                 number = self._form_numbers[described] = len(self.forms)
                 self.forms.append(self._form(described))
-                self._costs.append(_BLOCKS_COST if self.forms[number].around else _TENSOR_COST)
-            self._reserve(self._costs[number] + _MODULE_COST * name.count("."), "the tensors' descriptions")
-            return number, self._number(8, "the offset")
+                self._form_costs.append(_BLOCKS_COST if self.forms[number].around else _TENSOR_COST)
+            self._reserve(self._form_costs[number] + _MODULE_COST * name.count("."), "the tensors' descriptions")
+            return number, self._read_number(8, "the offset")
         except RecordError as error:
             raise error.located(tensor=name) from None
 
     def _form(self, described: bytes) -> _GgufForm:
-        """Return the type and shape that lie in the file as these bytes."""
+        """Return the type and shape that these bytes describe; FormatError if ggml has none such."""
         *dims, number = struct.unpack(f"<{len(described) // 8}QI", described)
         kind = self._types.get(number)
         if kind is None:
-            raise self._fail(f"ggml type {number} is not known; a later gguf package may know it")
+            raise self._error(f"ggml type {number} is not known; a later gguf package may know it")
         if prod(d or 1 for d in dims) * kind.nbytes > MAX_ARCHIVE_SIZE:
-            raise self._fail(f"dimensions {dims} claim more than 2^56 bytes")
+            raise self._error(f"dimensions {dims} claim more than 2^56 bytes")
         if kind.plain is None and (not dims or dims[0] % kind.block):
-            raise self._fail(f"rows of {dims[:1]} elements are not whole blocks of {kind.block} ({kind.name})")
+            raise self._error(f"rows of {dims[:1]} elements are not whole blocks of {kind.block} ({kind.name})")
         shape, nbytes = dims[::-1], prod(dims) // kind.block * kind.nbytes
         if kind.plain is not None:
             return _GgufForm(kind.plain, tuple(shape), nbytes, None)
@@ -350,44 +369,48 @@ class _GgufHeader:
         stored = (*shape[:-1], shape[-1] // kind.block * kind.nbytes)
         return _GgufForm(by_name["uint8"], stored, nbytes, (QUANTIZED, values))
 
-    def _place(self, described: list[tuple[int, int]], start: int) -> None:
-        """Set the columns of tensors, which lie behind the header from `start` on.
+    def _set_columns(self, described: list[tuple[int, int]], start: int) -> None:
+        """Set `form_ids`, `sizes` and `offsets` of tensors, which lie from `start` on.
 
-        A FormatError unless they are aligned, in the file, and apart: else a small file could claim terabytes.
+        FormatError unless they are aligned, in the file, and apart: else a small file could claim terabytes.
         """
         alignment, total = self._alignment(), np.uint64(self._size)
         self.form_ids = np.array([form for form, _ in described], np.intp)
         offsets = np.array([offset for _, offset in described], np.uint64)
         self.sizes = np.array([form.nbytes for form in self.forms], np.uint64)[self.form_ids]
         names = list(self.names)
-        if np.count_nonzero(bad := offsets % np.uint64(alignment) != 0):
-            i = int(bad.argmax())
+        is_unaligned = offsets % np.uint64(alignment) != 0
+        if is_unaligned.any():
+            i = int(is_unaligned.argmax())
             raise FormatError(f"its offset {offsets[i]:#x} is no multiple of general.alignment", tensor=names[i])
-        some = self.sizes > 0
-        self.offsets = np.where(some, np.uint64(start) + np.minimum(offsets, total), np.uint64(0))
-        if np.count_nonzero(bad := some & (self.offsets + self.sizes > total)):
-            i = int(bad.argmax())
+        has_bytes = self.sizes > 0
+        self.offsets = np.where(has_bytes, np.uint64(start) + np.minimum(offsets, total), np.uint64(0))
+        is_outside = has_bytes & (self.offsets + self.sizes > total)
+        if is_outside.any():
+            i = int(is_outside.argmax())
             begin = start + int(offsets[i])
             fault = f"its bytes [{begin:#x}, {begin + int(self.sizes[i]):#x}) end past the end of the file ({total:#x})"
             raise FormatError(f"{fault}; the file is truncated, copy it again", tensor=names[i], offset=begin)
-        order = np.flatnonzero(some)[np.argsort(self.offsets[some], kind="stable")]
+        # Tensors that overlap could claim terabytes of a small file.
+        order = np.flatnonzero(has_bytes)[np.argsort(self.offsets[has_bytes], kind="stable")]
         begins = self.offsets[order]
-        if np.count_nonzero(bad := begins[1:] < (begins + self.sizes[order])[:-1]):
-            last, i = (int(order[bad.argmax() + k]) for k in (0, 1))
-            fault = f"its bytes overlap those of tensor '{printable(names[last])}'"
+        is_overlapped = begins[1:] < (begins + self.sizes[order])[:-1]
+        if is_overlapped.any():
+            previous, i = order[is_overlapped.argmax() :][:2].tolist()
+            fault = f"its bytes overlap those of tensor '{printable(names[previous])}'"
             raise FormatError(fault, tensor=names[i], offset=int(self.offsets[i]))
 
 
 def _short_texts(octets: Any) -> Any:
     """Return the sizes of texts from the first byte on, as far as each is shorter than 256 bytes, and has no NUL."""
-    zero = octets == 0
-    two = zero[:-1] & zero[1:]
-    four = two[:-2] & two[2:]
-    places = np.flatnonzero(four[1:-3] & four[4:])  # seven NUL follow: it may be the first byte of a size
+    is_nul = octets == 0
+    two_nul = is_nul[:-1] & is_nul[1:]  # from a byte on
+    four_nul = two_nul[:-2] & two_nul[2:]
+    places = np.flatnonzero(four_nul[1:-3] & four_nul[4:])  # seven NUL follow: it may be the first byte of a size
     sizes = octets[places].astype(np.int64)
-    begins = np.cumsum(sizes + 8) - sizes - 8
-    fits = (places == begins) & (begins + 8 + sizes <= len(octets))
-    return sizes if fits.all() else sizes[: fits.argmin()]
+    starts = np.cumsum(sizes + 8) - sizes - 8
+    is_size = (places == starts) & (starts + 8 + sizes <= len(octets))
+    return sizes if is_size.all() else sizes[: is_size.argmin()]
 
 
 def _put_tensor(reader: Reader, form: _GgufForm, offset: int, path: tuple[str, ...], out: Receiver) -> None:

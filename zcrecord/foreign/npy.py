@@ -8,6 +8,7 @@ Source: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html, 
 from __future__ import annotations
 
 import io
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from math import prod
@@ -102,9 +103,9 @@ def map_npy(path: str) -> np.ndarray[Any, np.dtype[Any]]:
 
 
 def _fields(text: str) -> dict[str, str]:
-    """Return the three fields of the header's dict, as text; nothing is evaluated."""
+    """Return the three fields of the header's dict, as text that is not evaluated; FormatError unless it has them."""
     text = text.strip(_SPACE)
-    known = {"descr": ("text", "quoted", "list"), "fortran_order": ("truth",), "shape": ("dims",)}
+    groups_of = {"descr": ("text", "quoted", "list"), "fortran_order": ("truth",), "shape": ("dims",)}
     out: dict[str, str] = {}
     if text[:1] != "{" or text[-1:] != "}":
         raise FormatError("its .npy header is no dict")
@@ -115,12 +116,12 @@ def _fields(text: str) -> dict[str, str]:
             raise FormatError(f"its .npy header cannot be read: '{printable(body[pos:], 60)}'")
         pos = field.end()
         name = field["name"] or field["also"]
-        value = next((field[kind] for kind in known.get(name, ()) if field[kind] is not None), None)
+        value = next((field[kind] for kind in groups_of.get(name, ()) if field[kind] is not None), None)
         if value is None or name in out:
             raise FormatError(f"its .npy header has '{printable(name)}' twice, of the wrong kind, or unexpectedly")
         out[name] = value
-    if len(out) < len(known):
-        raise FormatError(f"its .npy header lacks {', '.join(known.keys() - out.keys())}")
+    if len(out) < len(groups_of):
+        raise FormatError(f"its .npy header lacks {', '.join(groups_of.keys() - out.keys())}")
     return out
 
 
@@ -145,12 +146,13 @@ def _dtype(descr: str) -> np.dtype[Any]:
 
 
 def _shape(dims: str) -> tuple[int, ...]:
+    """Return the shape in the text between a tuple's parentheses; FormatError if numpy reads it as none."""
     parts = [part.strip() for part in dims.split(",")]
     if parts and not parts[-1]:
         parts.pop()
     digits = [part.removesuffix("L") for part in parts]  # the form of Python 2's long integers
-    plain = all(re.fullmatch("0+|[1-9][0-9]{0,19}", d) for d in digits)
-    if not plain or (digits and "," not in dims):  # numpy takes (3) and (03,) for no shape either
+    are_numbers = all(re.fullmatch("0+|[1-9][0-9]{0,19}", text) for text in digits)
+    if not are_numbers or (digits and "," not in dims):  # numpy takes (3) and (03,) for no shape either
         raise FormatError(f"its shape ({printable(dims)}) is not a tuple of dimensions")
     if len(digits) > MAX_RANK:
         raise FormatError(f"{len(digits)} dimensions, at most {MAX_RANK} are legal")
@@ -165,69 +167,58 @@ def encode_npy_header(descr: str, shape: tuple[int, ...], *, fortran: bool = Fal
 
 
 def string_tensor(array: np.ndarray[Any, Any]) -> StringTensor:
-    """Return an array of numpy's fixed-width strings, 'U' or 'S', as a StringTensor; 'U' as UTF-8.
-
-    Raises:
-        FormatError: a character is out of Unicode's range. UnsupportedError: a character is a lone surrogate.
-    """
+    """Return an array of numpy's strings, 'U' or 'S', as a StringTensor of UTF-8 or bytes; RecordError for no text."""
     flat = array.reshape(-1)
     if not len(flat):
         return StringTensor.from_strings([], array.shape)
     ends = np.zeros(len(flat) + 1, "<u8")
     texts: list[bytes] = []
     for start in range(0, len(flat), _ROWS):
-        rows = flat[start : start + _ROWS]
-        if array.dtype.kind == "U":
-            codes = rows.astype(rows.dtype.newbyteorder("<")).view("<u4")
-            if len(codes) and int(codes.max()) > 0x10FFFF:
-                raise FormatError("its strings have a character that is not in Unicode")
-            try:
-                strings = [text.encode() for text in rows.tolist()]
-            except UnicodeEncodeError:
-                raise UnsupportedError("a text with lone surrogates, which are not UTF-8") from None
-        else:
-            strings = rows.tolist()
+        strings = _encode_strings(flat[start : start + _ROWS])
         texts.append(b"".join(strings))
         ends[start + 1 : start + 1 + len(strings)] = list(map(len, strings))
     np.cumsum(ends, out=ends)
-    size = int(ends[-1])
-    data = b"".join([*texts, bytes(-size % 8), ends.data])
+    data = b"".join([*texts, bytes(-int(ends[-1]) % 8), ends.data])
     return StringTensor(np.frombuffer(data, np.uint8), array.shape)
 
 
-def string_rows(tensor: StringTensor, *, octets: bool, most: int) -> tuple[str, Iterator[bytes]]:
+def _encode_strings(rows: np.ndarray[Any, Any]) -> list[bytes]:
+    """Return the bytes of each of some strings; raises what `string_tensor` does."""
+    if rows.dtype.kind == "S":
+        strings: list[bytes] = rows.tolist()
+        return strings
+    if int(rows.astype(rows.dtype.newbyteorder("<")).view("<u4").max(initial=0)) > 0x10FFFF:
+        raise FormatError("its strings have a character that is not in Unicode")
+    try:
+        return [text.encode() for text in rows.tolist()]
+    except UnicodeEncodeError:
+        raise UnsupportedError("a text with lone surrogates, which are not UTF-8") from None
+
+
+def string_rows(tensor: StringTensor, *, octets: bool, max_nbytes: int) -> tuple[str, Iterator[bytes]]:
     """Return numpy's dtype for the strings of a tensor, and an iterator over their bytes in that dtype.
 
     The dtype is 'S' with `octets`, or if a string is not UTF-8; else 'U'.
 
     Raises:
         UnsupportedError: a string ends with NUL, which numpy drops. LimitError: padded to one width they take more
-        than `most` bytes.
+        than `max_nbytes`.
     """
-    count, most_characters, most_octets = 0, 0, 0
+    count, max_characters, max_octets = 0, 0, 0
     for string in tensor.strings():
         count += 1
-        most_octets = max(most_octets, len(string))
+        max_octets = max(max_octets, len(string))
         if string[-1:] == b"\0":
             raise UnsupportedError("a string that ends with NUL, which numpy's strings drop; save it as uint8")
         if not octets:
             try:
-                most_characters = max(most_characters, len(string.decode()))
+                max_characters = max(max_characters, len(string.decode()))
             except UnicodeDecodeError:
                 octets = True
-    nbytes = count * (most_octets if octets else 4 * most_characters)
-    if nbytes > most:
+    nbytes = count * (max_octets if octets else 4 * max_characters)
+    if nbytes > max_nbytes:
         raise LimitError(f"its strings, padded to the width of the longest, would take {nbytes} bytes; save them apart")
-    dtype = np.dtype(f"|S{most_octets or 1}" if octets else f"<U{most_characters or 1}")
-
-    def rows() -> Iterator[bytes]:
-        batch: list[Any] = []
-        for string in tensor.strings():
-            batch.append(string if octets else string.decode())
-            if len(batch) == _ROWS:
-                yield np.array(batch, dtype).tobytes()
-                batch.clear()
-        if batch:
-            yield np.array(batch, dtype).tobytes()
-
-    return dtype.str, rows()
+    dtype = np.dtype(f"|S{max_octets or 1}" if octets else f"<U{max_characters or 1}")
+    values: Iterator[Any] = tensor.strings() if octets else (string.decode() for string in tensor.strings())
+    batches = iter(lambda: list(itertools.islice(values, _ROWS)), [])
+    return dtype.str, (np.array(batch, dtype).tobytes() for batch in batches)

@@ -48,9 +48,9 @@ def read(reader: Reader, out: Receiver) -> int:
     head = bytes(reader.read_at(0, HEAD))
     if not head.startswith(b"PK") and (fault := wrong_type(head, "a .npz file")):
         raise FormatError(fault, offset=0)
-    listed, directory = zip_members(reader, "not a .npz file")
+    all_members, directory = zip_members(reader, "not a .npz file")
     reader.described = directory, reader.nbytes
-    members, structure = _arrays_in(listed, reader)
+    members, structure = _arrays_in(all_members, reader)
     if isinstance(reader, MemoryReader):
         octets = reader.memory.octets
         # The checksums of other members are compared when they are decoded.
@@ -61,7 +61,7 @@ def read(reader: Reader, out: Receiver) -> int:
 
 
 def _arrays_in(members: list[Member], reader: Reader) -> tuple[dict[str, Member], Structure]:
-    """Return the members that are arrays, by name, and the structure in the one that is not, if it is there."""
+    """Return the members that are arrays, by name, and the structure; raises what `read` does."""
     arrays: dict[str, Member] = {}
     structure: Structure | None = None
     for member in members:
@@ -73,7 +73,7 @@ def _arrays_in(members: list[Member], reader: Reader) -> tuple[dict[str, Member]
         if not name or not encodable(name):
             raise FormatError("a member without a name that text can hold")
         if member.text == STRUCTURE and structure is None:
-            structure = decode_structure(_text(member, reader))
+            structure = decode_structure(_structure_text(member, reader))
         elif name in arrays:
             raise FormatError("this name is there twice", tensor=name)
         else:
@@ -81,7 +81,8 @@ def _arrays_in(members: list[Member], reader: Reader) -> tuple[dict[str, Member]
     return arrays, structure or Structure()
 
 
-def _text(member: Member, reader: Reader) -> str:
+def _structure_text(member: Member, reader: Reader) -> str:
+    """Return the text in the member for the structure; FormatError if that is not as zcrecord writes it."""
     if member.nbytes > MAX_TEXT:
         fault = f"{STRUCTURE} has {member.nbytes} bytes, at most {MAX_TEXT} are legal"
         raise FormatError(f"{fault}; it is not zcrecord's")
@@ -99,10 +100,11 @@ class _Arrays:
     def __init__(self, members: dict[str, Member], structure: Structure, reader: Reader, out: Receiver) -> None:
         self._members, self._structure = members, structure
         self._reader, self._out = reader, out
-        self._octets: list[str] = []  # names of arrays of bytes
-        self._room = MEMORY + TIMES * (reader.nbytes or 0)  # for the strings of all arrays, which stay in memory
+        self._byte_arrays: list[str] = []  # names of arrays of bytes
+        self._memory_left = MEMORY + TIMES * (reader.nbytes or 0)  # for the strings of all arrays, which stay in memory
 
     def give(self) -> None:
+        """Give all arrays in the order of the file, with modules and attributes between them, and the metadata."""
         for number, (name, member) in enumerate(self._members.items()):
             self._structure.write_items(self._out, number)
             try:
@@ -111,8 +113,8 @@ class _Arrays:
                 raise error.located(tensor=name) from error.__cause__
         self._structure.write_items(self._out)
         self._out.metadata.update(self._structure.metadata)
-        if self._octets:
-            self._out.metadata[BYTES] = self._octets
+        if self._byte_arrays:
+            self._out.metadata[BYTES] = self._byte_arrays
 
     def _array(self, name: str, member: Member) -> None:
         """Give one array; tie it to an earlier one if the structure says so and their bytes are the same."""
@@ -123,8 +125,8 @@ class _Arrays:
         path = self._structure.path(name, self._members)
         twin = self._structure.twin(name)
         if header.dtype.kind == "S":
-            self._octets.append(name)
-        if twin in self._members and self._out.reads and self._same(member, self._members[twin]):
+            self._byte_arrays.append(name)
+        if twin in self._members and self._out.reads and self._have_same_bytes(member, self._members[twin]):
             self._out.tie(path, self._structure.path(twin, self._members))
             return
         if header.dtype.kind in "SU":
@@ -132,12 +134,12 @@ class _Arrays:
             return
         kind = dtypes.from_numpy(header.dtype)
         order: Order = "F" if header.fortran else "C"
-        swapped = kind.numpy != header.dtype
-        if member.method == STORED and not (swapped or self._out.reads):
+        is_swapped = kind.numpy != header.dtype
+        if member.method == STORED and not (is_swapped or self._out.reads):
             offset = member.start + header.nbytes
             self._out.put_range(path, kind, header.shape, self._reader, offset, header.data_nbytes, order)
             return
-        reason = "big-endian" if swapped else "deflated"
+        reason = "big-endian" if is_swapped else "deflated"
         self._out.put_decoded(path, kind, header.shape, lambda: self._elements(member, header), reason, order)
 
     def _elements(self, member: Member, header: NpyHeader) -> Iterator[Any]:
@@ -150,17 +152,20 @@ class _Arrays:
         """Yield the bytes of a member from `start` on."""
         reader = MemberReader(self._reader, member)
         reader.read(start)
-        for done in range(start, member.nbytes, PIECE):
-            yield reader.read(min(PIECE, member.nbytes - done))
+        for position in range(start, member.nbytes, PIECE):
+            yield reader.read(min(PIECE, member.nbytes - position))
 
-    def _same(self, a: Member, b: Member) -> bool:
+    def _have_same_bytes(self, member: Member, twin: Member) -> bool:
         """Return True if two members of the file have the same bytes, headers included."""
-        return (a.nbytes, a.crc) == (b.nbytes, b.crc) and all(map(operator.eq, self._pieces(a), self._pieces(b)))
+        if (member.nbytes, member.crc) != (twin.nbytes, twin.crc):
+            return False
+        return all(map(operator.eq, self._pieces(member), self._pieces(twin)))
 
     def _strings(self, header: NpyHeader, member: Member) -> Any:
+        """Return an array of strings as a StringTensor; LimitError if all arrays of them take too much memory."""
         inflated = header.data_nbytes if member.method != STORED else 0
-        self._room -= inflated + 8 * prod(header.shape)
-        if self._room < 0:
+        self._memory_left -= inflated + 8 * prod(header.shape)
+        if self._memory_left < 0:
             fault = f"its {prod(header.shape)} strings take much more memory than the file"
             raise LimitError(f"{fault}; save it uncompressed")
         data = MemberReader(self._reader, member).read(member.nbytes)[header.nbytes :]

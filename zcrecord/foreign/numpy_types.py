@@ -14,13 +14,15 @@ import numpy as np
 
 from zcrecord.errors import UnsupportedError, printable
 
-from .pickled import Function, Stated
+from .pickled import Function, Stateful
 
 _ORDERS: tuple[Any, ...] = "<", ">", "|", "="
+_MAX_RANK = 32  # of numpy 1
+_MAX_ELEMENTS = 1 << 59  # zeros left out: numpy makes no array of 2^63 bytes, and no plain type has over 16
 _PLAIN = re.compile(r"b1|[iu][1248]|f[248]|c(8|16)")
 
 
-class _Dtype(Stated):
+class _PickledDtype(Stateful):
     """Stand-in for a dtype in a pickle: `numpy.dtype('f8', False, True)`, then (3, '<', ...)."""
 
     __slots__ = ("_name",)
@@ -38,8 +40,8 @@ class _Dtype(Stated):
         return np.dtype(self._name).newbyteorder(order)
 
 
-class Noted(Stated):
-    """Stand-in for an array in a pickle, `_reconstruct(...)` and its state, or of a scalar, `scalar(dtype, bytes)`."""
+class PickledArray(Stateful):
+    """Stand-in for an array in a pickle, `_reconstruct(...)` and its state, or for a scalar, `scalar(dtype, bytes)`."""
 
     __slots__ = ("_array",)
 
@@ -48,46 +50,41 @@ class Noted(Stated):
         self._array: np.ndarray[Any, Any] | None = None
 
     def array(self, path: str) -> np.ndarray[Any, Any]:
-        """Return the array, the same one each time: a view of the bytes in the pickle.
-
-        Raises:
-            UnsupportedError: the elements are not plain numbers, or the number of bytes does not fit the shape.
-        """
+        """Return the array, over the pickle's bytes, the same at each call; UnsupportedError unless of numbers."""
         if self._array is None:
             state = self.state if isinstance(self.state, tuple) and len(self.state) == 5 else (None,) * 5
-            _, shape, dtype, is_fortran, data = state
-            sizes = shape if isinstance(shape, tuple) and len(shape) <= 32 else (-1,)
-            legal = all(type(n) is int and n >= 0 for n in sizes)
-            # numpy makes no array whose dims, zeros left out, come to 2^63 bytes; no plain type has over 16.
-            sound = legal and prod(n or 1 for n in sizes) < 1 << 59
-            if not sound or not isinstance(dtype, _Dtype) or not isinstance(is_fortran, bool):
+            _version, shape, dtype, is_fortran, data = state
+            sizes = shape if isinstance(shape, tuple) and len(shape) <= _MAX_RANK else (-1,)
+            are_lengths = all(type(n) is int and n >= 0 for n in sizes)
+            if (
+                not are_lengths
+                or prod(n or 1 for n in sizes) >= _MAX_ELEMENTS
+                or not isinstance(dtype, _PickledDtype)
+                or not isinstance(is_fortran, bool)
+            ):
                 fault = "no valid pickle of a numpy array; save it as a tensor of torch"
                 raise UnsupportedError(fault, tensor=path or None)
-            kind = dtype.dtype(path)
-            if not isinstance(data, bytes) or prod(sizes) * kind.itemsize != len(data):
-                fault = f"a numpy array of shape {shape} and dtype {kind} with other bytes than it takes"
+            element = dtype.dtype(path)
+            if not isinstance(data, bytes) or prod(sizes) * element.itemsize != len(data):
+                fault = f"a numpy array of shape {shape} and dtype {element} with other bytes than it takes"
                 raise UnsupportedError(f"{fault}; copy the file again", tensor=path or None)
-            self._array = np.ndarray(sizes, kind, data, order="F" if is_fortran else "C")
+            self._array = np.ndarray(sizes, element, data, order="F" if is_fortran else "C")
         return self._array
 
     def scalar(self, path: str) -> Any:
-        """Return the one number of an array of rank 0, which can be a key.
-
-        Raises:
-            UnsupportedError: as `array`, or its rank is another, or it is no integer.
-        """
+        """Return the one integer of an array of rank 0, as a key of the dict at `path`; UnsupportedError for others."""
         array = self.array(path)
-        fault = f"a numpy array of shape {array.shape} is a key; save a number" if array.ndim else ""
+        if array.ndim:
+            raise UnsupportedError(f"a numpy array of shape {array.shape} is a key; save a number", tensor=path or None)
         if array.dtype.kind not in "iu":  # others may have one hash, so that a dict compares them all
-            fault = fault or f"a numpy number of dtype {array.dtype} is a key; keys are non-empty strings or integers"
-        if fault:
+            fault = f"a numpy number of dtype {array.dtype} is a key; keys are non-empty strings or integers"
             raise UnsupportedError(fault, tensor=path or None)
         return array[()]
 
 
 NAMES: dict[str, Any] = {  # of numpy 1, whose core is "core", and of numpy 2
-    "numpy.dtype": Function(_Dtype),
-    "numpy.ndarray": Function(Noted),
-    **{f"numpy.{core}.multiarray._reconstruct": Function(Noted) for core in ("core", "_core")},
-    **{f"numpy.{core}.multiarray.scalar": Function(Noted) for core in ("core", "_core")},
+    "numpy.dtype": Function(_PickledDtype),
+    "numpy.ndarray": Function(PickledArray),
+    **{f"numpy.{core}.multiarray._reconstruct": Function(PickledArray) for core in ("core", "_core")},
+    **{f"numpy.{core}.multiarray.scalar": Function(PickledArray) for core in ("core", "_core")},
 }

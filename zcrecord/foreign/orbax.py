@@ -14,7 +14,7 @@ import os
 import stat
 from collections.abc import Callable, Collection, Iterator
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from zcrecord import dtypes
 from zcrecord.codec.layout import MAX_DEPTH
@@ -34,7 +34,7 @@ from zcrecord.storage.new_files import identity_from
 from zcrecord.tensors.packed import PackedTensor
 from zcrecord.tensors.strides import as_bytes
 
-from .pickled import exactly
+from .pickled import expect_type
 from .readers import Reader
 from .receiver import Receiver
 
@@ -46,66 +46,104 @@ _LOOKS = 1 << 24  # limit of looks at files, besides one for each byte of the fo
 _CHUNKS = 1 << 16  # limit of the chunks of all arrays, besides one for each byte of the folder
 _EXPANDED, _TIMES = 64 << 20, 1 << 16  # limit of the bytes of all arrays: so many, plus so many times the folder
 
+Keys = tuple[str, ...]  # on the path to a leaf of the tree
+
 
 def read(reader: Reader, out: Receiver) -> int:
     """Give the arrays and values of a tree to `out`, by a reader of its `_METADATA`; returns the bytes of the folder.
 
     They are those of orbax's restore without a template, which has lists for tuples and dicts for all other nodes.
-    In memory are rows of chunks at a time: of an array that was sharded by columns all of it.
+    An array is read a few rows of chunks at a time, when it is used; one that was sharded by columns as a whole.
 
     Raises:
         FormatError: a file is damaged. SourceError: a link leads out of the folder, or a pipe is in it.
         UnsupportedError: a value of another type. LimitError: a small folder claims huge arrays, or many chunks, or is
         nested too deep. DependencyError: tensorstore is not installed.
     """
-    folder, leaves, lists = os.path.dirname(os.path.abspath(reader.path or "")), {}, set[tuple[str, ...]]()
-    root, together = real_path(folder), os.path.exists(os.path.join(folder, "manifest.ocdbt"))  # all arrays in one
-    files, parts = _files(root, root), dict[str, dict[str, Identity]]()  # all, and those in the folder of each array
-    for file, identity in files.items():
-        part = root if together else os.path.join(root, os.path.relpath(file, root).partition(os.sep)[0])
-        parts.setdefault(part, {})[file] = identity
-    nbytes = sum(identity[2] for identity in files.values())
-    with _faults("its metadata is not that of a tree of orbax"):
-        tree = json.loads(reader.read(_LARGEST))
-        for leaf in tree["tree_metadata"].values():
+    folder = _Folder(os.path.dirname(os.path.abspath(reader.path or "")))
+    tree = _read_tree(reader, folder.path)
+    arrays = _open_arrays(folder, tree)
+    _check_claims(arrays.values(), folder.nbytes)
+    for path, value_type in tree.value_types.items():
+        for parent in (path[:depth] for depth in range(len(path))):
+            if parent in tree.lists:
+                out.module(parent, "list")
+                tree.lists.remove(parent)
+        name = ".".join(path)
+        with located(tensor=name):
+            if value_type in _EMPTY:
+                out.module(path, _EMPTY[value_type])
+            elif value_type in ("None", "string"):
+                out.attribute(path, tree.texts.get(name) if value_type == "string" else None)
+            elif value_type == "scalar":
+                with _as_format_error("is no scalar"):
+                    number = _read_array(arrays[path]).item()
+                out.attribute(path, number)
+            elif value_type in _ARRAYS:
+                check = functools.partial(folder.check_unchanged, name)
+                _put_array(path, arrays[path], tree.key_impls.get(name), check, out)
+            else:
+                raise UnsupportedError(f"a value of orbax's type {printable(value_type)}; save an array or a number")
+    return folder.nbytes
+
+
+class _Folder:
+    """A tree's folder and the identities of its files when it was opened; SourceError as `_file_identities`."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self._root = path, real_path(path)
+        self.is_database = os.path.exists(os.path.join(path, "manifest.ocdbt"))  # OCDBT has all arrays in one
+        identities = _file_identities(self._root, self._root)
+        self.file_count, self.nbytes = len(identities), sum(size for _, _, size, _ in identities.values())
+        self._by_array: dict[str, dict[str, Identity]] = {}  # by the folder of each; all by "" in a database
+        for file, identity in identities.items():
+            name = "" if self.is_database else os.path.relpath(file, self._root).partition(os.sep)[0]
+            self._by_array.setdefault(name, {})[file] = identity
+
+    def check_unchanged(self, name: str) -> None:
+        """Raise SourceError if a file of an array was changed since the folder was opened."""
+        place = self._root if self.is_database else os.path.join(self._root, name)
+        if _file_identities(self._root, place) != self._by_array.get("" if self.is_database else name, {}):
+            raise SourceError("was changed since it was opened; load it again", path=place)
+
+
+class _Tree(NamedTuple):
+    """Metadata of a tree; names of leaves are their keys joined by dots."""
+
+    value_types: dict[Keys, str]  # orbax's name for the type of each leaf
+    lists: set[Keys]  # paths of nodes whose children are numbered
+    texts: dict[str, Any]  # by the names of leaves that are strings
+    key_impls: dict[str, str]  # algorithms of typed PRNG keys, by the names of their data
+    driver: str  # of tensorstore, for all arrays
+
+
+def _read_tree(reader: Reader, folder: str) -> _Tree:
+    """Return the metadata of the tree in a folder; FormatError, LimitError as `read`."""
+    value_types, lists = dict[Keys, str](), set[Keys]()
+    with _as_format_error("its metadata is not that of a tree of orbax"):
+        metadata = json.loads(reader.read(_LARGEST))
+        for leaf in metadata["tree_metadata"].values():
             path = tuple(str(key["key"]) for key in leaf["key_metadata"])
             if len(path) > MAX_DEPTH:
                 raise LimitError(f"its metadata are nested more than {MAX_DEPTH} deep")
             lists |= {path[:i] for i, key in enumerate(leaf["key_metadata"]) if key["key_type"] == _SEQUENCE}
-            leaves[path] = exactly(str, leaf["value_metadata"]["value_type"])
-        texts, described = exactly(dict, _json(folder, "_strings.json")), _json(folder, "array_metadatas", "process_0")
-        about = [array["array_metadata"] for array in described.get("array_metadatas", ())]
-        impls = {one["param_name"]: one["ext_metadata"]["random_key_impl"] for one in about if one["ext_metadata"]}
-    driver = "zarr3" if tree.get("use_zarr3") else "zarr"
-    arrays = _opened(folder, driver, [path for path in leaves if leaves[path] in _ARRAYS], together)
-    _check_claims(arrays.values(), nbytes)
-    if together and len(arrays) * len(files) > _LOOKS + nbytes:  # each array looks at all files when it is used
-        raise LimitError(f"has {len(files)} files for {len(arrays)} arrays of {nbytes} bytes; it is damaged")
-    for path, kind in leaves.items():
-        for above in (path[:i] for i in range(len(path)) if path[:i] in lists):
-            out.module(above, "list")
-            lists.remove(above)
-        with located(tensor=(name := ".".join(path))):
-            if kind in _EMPTY:
-                out.module(path, _EMPTY[kind])
-            elif kind in ("None", "string"):
-                out.attribute(path, texts.get(name) if kind == "string" else None)
-            elif kind == "scalar":
-                with _faults("is no scalar"):
-                    number = _values(arrays[path]).item()
-                out.attribute(path, number)
-            elif kind not in _ARRAYS:
-                raise UnsupportedError(f"a value of orbax's type {printable(kind)}; save it as an array or a number")
-            else:
-                if name in impls:  # the data of typed PRNG keys
-                    out.module(path, "object", "zcr:jax_key")
-                    out.attribute((*path, "impl"), impls[name])
-                where, array = (*path, "value") if name in impls else path, arrays[path]
-                part = root if together else os.path.join(root, name)
-                check = functools.partial(_check_unchanged, parts.get(part, {}), root, part)
-                element, pieces = dtypes.from_numpy(array.dtype.numpy_dtype), functools.partial(_pieces, array, check)
-                out.put_decoded(where, element, array.shape, pieces, "decoded by tensorstore")
-    return nbytes
+            value_types[path] = expect_type(str, leaf["value_metadata"]["value_type"])
+        texts = expect_type(dict, _read_json(folder, "_strings.json"))
+        described = _read_json(folder, "array_metadatas", "process_0").get("array_metadatas", ())
+        arrays = [entry["array_metadata"] for entry in described]
+        keys = [array for array in arrays if array["ext_metadata"]]
+        impls = {array["param_name"]: array["ext_metadata"]["random_key_impl"] for array in keys}
+        return _Tree(value_types, lists, texts, impls, "zarr3" if metadata.get("use_zarr3") else "zarr")
+
+
+def _put_array(path: Keys, array: Any, key_impl: str | None, check: Callable[[], None], out: Receiver) -> None:
+    """Give an array to `out`; with `key_impl` it is the data of a typed PRNG key, whose object is made around it."""
+    if key_impl is not None:
+        out.module(path, "object", "zcr:jax_key")
+        out.attribute((*path, "impl"), key_impl)
+        path = (*path, "value")
+    pieces = functools.partial(_pieces, array, check)
+    out.put_decoded(path, dtypes.from_numpy(array.dtype.numpy_dtype), array.shape, pieces, "decoded by tensorstore")
 
 
 def _check_claims(arrays: Collection[Any], nbytes: int) -> None:
@@ -115,21 +153,21 @@ def _check_claims(arrays: Collection[Any], nbytes: int) -> None:
     claimed = sum(size * max(dtype.itemsize, 1) for size, dtype in sizes)  # characters have an itemsize of 0
     if claimed > _EXPANDED + _TIMES * nbytes:
         raise LimitError(f"{nbytes} bytes of files claim {claimed} bytes of arrays; the checkpoint is damaged")
-    chunks = sum(prod(map(_over, a.shape, a.chunk_layout.read_chunk.shape or ())) for a in arrays)
+    chunks = sum(prod(map(_ceil_div, a.shape, a.chunk_layout.read_chunk.shape or ())) for a in arrays)
     if chunks > _CHUNKS + nbytes:
         raise LimitError(f"{nbytes} bytes of files claim {chunks} chunks of arrays; the checkpoint is damaged")
 
 
-def _over(n: int, size: int) -> int:
-    return -(-n // size)
+def _ceil_div(count: int, size: int) -> int:
+    return -(-count // size)
 
 
-def _files(root: str, part: str) -> dict[str, Identity]:
-    """Return the identities of all files in a part of a folder; SourceError for a link out of it, or what is no file.
+def _file_identities(root: str, part: str) -> dict[str, Identity]:
+    """Return the identities of all files in a part of a folder, by their paths.
 
-    Else a stranger's folder could have any file read: tensorstore follows links.
+    SourceError for a link out of it, by which tensorstore would read any file for a stranger, or for what is no file.
     """
-    files = {}
+    identities = {}
     for place, folders, names in os.walk(part):
         for path in (os.path.join(place, name) for name in (*folders, *names)):
             if os.path.islink(path) and not belongs_to(root, real := real_path(path)):
@@ -142,57 +180,56 @@ def _files(root: str, part: str) -> dict[str, Identity]:
             if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
                 raise SourceError("not a regular file", path=path)
             if stat.S_ISREG(status.st_mode):
-                files[path] = identity_from(status)
-    return files
+                identities[path] = identity_from(status)
+    return identities
 
 
-def _check_unchanged(files: dict[str, Identity], root: str, part: str) -> None:
-    """Raise SourceError if a file was changed since the folder was opened: its content may have been compared then."""
-    if _files(root, part) != files:
-        raise SourceError("was changed since it was opened; load it again", path=part)
-
-
-def _opened(folder: str, driver: str, paths: list[tuple[str, ...]], together: bool) -> dict[tuple[str, ...], Any]:
-    """Return arrays of tensorstore by their paths: all in one OCDBT database, or each in a folder of its own."""
+def _open_arrays(folder: _Folder, tree: _Tree) -> dict[Keys, Any]:
+    """Return a tree's arrays as tensorstore's, by their paths, before elements are read; raises what `read` does."""
     try:
         import tensorstore
     except ImportError as error:
         raise missing_package("tensorstore", extra="orbax") from error
-    out = {}
-    for path in paths:
+    arrays = {}
+    for path in [path for path, value_type in tree.value_types.items() if value_type in _ARRAYS]:
         name = ".".join(path)
-        if not together and not is_plain_name(name, ""):
+        if not folder.is_database and not is_plain_name(name, ""):
             raise FormatError("its name is not that of a folder beside the metadata", tensor=name)
-        files = {"driver": "file", "path": f"{folder}/" if together else f"{folder}/{name}/"}
-        store = {"driver": "ocdbt", "base": files, "path": f"{name}/"} if together else files
-        with located(tensor=name), _faults("tensorstore cannot open it"):
-            out[path] = tensorstore.open({"driver": driver, "kvstore": store}, open=True, read=True).result()
-    return out
+        files = {"driver": "file", "path": f"{folder.path}/" if folder.is_database else f"{folder.path}/{name}/"}
+        store = {"driver": "ocdbt", "base": files, "path": f"{name}/"} if folder.is_database else files
+        with located(tensor=name), _as_format_error("tensorstore cannot open it"):
+            arrays[path] = tensorstore.open({"driver": tree.driver, "kvstore": store}, open=True, read=True).result()
+    if folder.is_database and len(arrays) * folder.file_count > _LOOKS + folder.nbytes:
+        # Each array looks at all files when it is used.
+        raise LimitError(f"has {folder.file_count} files for {len(arrays)} arrays of {folder.nbytes} bytes")
+    return arrays
 
 
 def _pieces(array: Any, check: Callable[[], None]) -> Iterator[Any]:
-    """Yield an array's bytes, rows of chunks at a time; all of packed elements, which may end within a byte.
+    """Yield an array's bytes, one row of chunks at a time; packed elements, which may end within a byte, at once.
 
-    `check` is called before and after: it raises if the files are not those that were opened. One that became a pipe
-    would be waited for.
+    `check` is called before, since tensorstore would wait for a file that became a pipe, and after.
     """
     check()
-    packed = dtypes.from_numpy(array.dtype.numpy_dtype).packed
-    count = array.shape[0] if array.size and array.rank and not packed else 0
-    rows = array.chunk_layout.read_chunk.shape[0] if count else 0
-    for part in [array[i : min(i + rows, count)] for i in range(0, count, rows)] if rows else [array]:
-        yield (PackedTensor.pack(_values(part)).packed if packed else as_bytes(_values(part))).data
+    if dtypes.from_numpy(array.dtype.numpy_dtype).packed:
+        yield PackedTensor.pack(_read_array(array)).packed.data
+    elif not array.size or not array.rank:
+        yield as_bytes(_read_array(array)).data
+    else:
+        count, rows = array.shape[0], array.chunk_layout.read_chunk.shape[0]
+        for start in range(0, count, rows):
+            yield as_bytes(_read_array(array[start : min(start + rows, count)])).data
     check()
 
 
-def _values(array: Any) -> Any:
-    with _faults("tensorstore cannot read it"):
+def _read_array(array: Any) -> Any:
+    with _as_format_error("tensorstore cannot read it"):
         return array.read().result()
 
 
 @contextlib.contextmanager
-def _faults(fault: str) -> Iterator[None]:
-    """Raise FormatError for exceptions of tensorstore, or of metadata of another form."""
+def _as_format_error(fault: str) -> Iterator[None]:
+    """Raise FormatError, which begins with `fault`, for exceptions of tensorstore or of metadata of another form."""
     try:
         yield
     except RecordError:
@@ -201,7 +238,7 @@ def _faults(fault: str) -> Iterator[None]:
         raise FormatError(f"{fault}: {printable(repr(error), 200)}") from error
 
 
-def _json(*path: str) -> Any:
+def _read_json(*path: str) -> Any:
     """Return the content of a file of JSON, {} if it is not there."""
     with contextlib.suppress(FileNotFoundError), open(os.path.join(*path), encoding="utf-8") as file:
         return json.load(file)

@@ -31,9 +31,9 @@ _TENSOR = re.compile(
     .replace(b"N", rb"(?:K.|M..|J.{4})").replace(b"P", rb"r(.{4})").replace(b"G", rb"(h.|j.{4})"),
     re.DOTALL,
 ).match  # fmt: skip
-_ASKED = re.compile(rb"j(?=(.{4}))", re.DOTALL).findall  # what a LONG_BINGET may ask for, and a little more
+_LOOK_UPS = re.compile(rb"j(?=(.{4}))", re.DOTALL).findall  # what a LONG_BINGET may ask for, and a little more
 _NUMBERS = {0x4B: "B", 0x4D: "<H", 0x4A: "<i", 0x47: ">d"}  # BININT1, BININT2, BININT, BINFLOAT
-_WORDS = [i.to_bytes(4, "little") for i in range(256)]  # numbers of BINPUT and BINGET, as LONG_BINPUT has them
+_MEMO_KEYS = [i.to_bytes(4, "little") for i in range(256)]  # numbers of BINPUT and BINGET, as LONG_BINPUT has them
 _TUPLES = {0x29: 0, 0x85: 1, 0x86: 2, 0x87: 3}  # EMPTY_TUPLE, TUPLE1, TUPLE2, TUPLE3
 _CONSTANTS = {0x4E: None, 0x88: True, 0x89: False}  # NONE, NEWTRUE, NEWFALSE
 _NUMBER_TYPES = frozenset({int, float, bool})
@@ -41,6 +41,8 @@ _HASHED = frozenset({str, float, bool, NoneType, bytes})  # types of keys with h
 _IN_KEYS = _HASHED | {int, tuple}  # types in a tuple that is a key
 _WIDE = 1 << 64  # integers below it have hashes that differ
 _ALIKE, _ITEMS = 100, 16  # limits: of keys with one hash, and of items in a tuple among them, at any depth
+
+FindClass = Callable[[str, str], Any]  # as that of pickle.Unpickler: called with a module and a name
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +52,7 @@ class Function:
     call: Callable[..., Any]
 
 
-class Stated:
+class Stateful:
     """Base class of values that BUILD may set the state of."""
 
     __slots__ = ("state",)
@@ -58,25 +60,27 @@ class Stated:
 
 
 def unpickle(
-    data: Any, start: int, named: Callable[[str, str], Any], persistent: Callable[[Any], Any], *, modern: bool = False
+    data: Any, start: int, find_class: FindClass, persistent_load: Callable[[Any], Any], *, modern: bool = False
 ) -> tuple[Any, int]:
     """Return the value of a pickle that starts at an offset of bytes or a memoryview, and the offset behind it.
 
-    The state of a dict, such as the versions in a `state_dict()`, is left out. `named` returns the value of a name in a
-    module, often a `Function`; `persistent` that of a persistent identifier. `modern` allows protocol 4.
+    The state of a dict, such as the versions in a `state_dict()`, is left out.
+
+    Args:
+        find_class: returns the value of a name in a module, often a `Function`.
+        persistent_load: returns the value of a persistent identifier.
+        modern: allow the opcodes of protocol 4.
 
     Raises:
         LimitError: a hundred keys with the same hash. UnsupportedError: a key that takes long to hash. ValueError,
-        LookupError, TypeError or any other: the pickle is damaged. What `named`, `persistent` and functions raise is
-        raised.
+        LookupError, TypeError or any other: the pickle is damaged. What the functions raise is raised.
     """
     stack: list[Any] = []
     marked: list[list[Any]] = []  # the stacks below each mark
     memo: dict[bytes, Any] = {}  # by the bytes of LONG_BINPUT
-    few = type(data) is bytes and data.count(b"j") < len(data) // 16  # so that they take little memory
-    asked: set[Any] = {*_WORDS, *_ASKED(data)} if few else set()  # numbers in the memo that may be asked for
-    i, odd = start, Counter[int]()
-    while True:
+    looked_up = _possible_look_ups(data)
+    i, hash_counts = start, Counter[int]()
+    while True:  # frequent opcodes first, without a call for each
         op = data[i]
         i += 1
         if op == 0x58:  # BINUNICODE
@@ -89,18 +93,18 @@ def unpickle(
             memo[bytes(data[i : i + 4])] = stack[-1]
             i += 4
         elif op == 0x68:  # BINGET
-            stack.append(memo[_WORDS[data[i]]])
+            stack.append(memo[_MEMO_KEYS[data[i]]])
             i += 1
         elif op == 0x28:  # MARK
-            match = _TENSOR(data, i) if asked else None
-            if match is not None and len(match[4]) == match[3][0] and asked.isdisjoint(match.groups()):
-                stack.append(_call_at_once(stack.pop(), match.groups(), memo, persistent))
+            match = _TENSOR(data, i) if looked_up else None
+            if match is not None and len(match[4]) == match[3][0] and looked_up.isdisjoint(match.groups()):
+                stack.append(_call_at_once(stack.pop(), match.groups(), memo, persistent_load))
                 i = match.end()
                 continue
             marked.append(stack)
             stack = []
         elif op == 0x71:  # BINPUT
-            memo[_WORDS[data[i]]] = stack[-1]
+            memo[_MEMO_KEYS[data[i]]] = stack[-1]
             i += 1
         elif op == 0x74:  # TUPLE
             items, stack = stack, marked.pop()
@@ -109,41 +113,49 @@ def unpickle(
             arguments, function = stack.pop(), stack.pop()
             stack.append(_call(function, arguments))
         elif op == 0x51:  # BINPERSID
-            stack.append(persistent(stack.pop()))
+            stack.append(persistent_load(stack.pop()))
         elif op == 0x6A:  # LONG_BINGET
             stack.append(memo[bytes(data[i : i + 4])])
             i += 4
         elif op in (0x75, 0x65):  # SETITEMS, APPENDS
             items, stack = stack, marked.pop()
-            _extend(stack[-1], items, op == 0x75, odd)
+            _extend(stack[-1], items, keyed=op == 0x75, hash_counts=hash_counts)
         elif op == 0x2E:  # STOP
             return stack.pop(), i
         elif modern and op in (0x8C, 0x93, 0x94, 0x95):  # those that protocol 4 has more
-            i = _run_protocol_4(op, data, i, stack, memo, named)
+            i = _run_protocol_4(op, data, i, stack, memo, find_class)
         else:
-            i = _rare(op, data, i, stack, odd, named)
+            i = _run_rare(op, data, i, stack, hash_counts, find_class)
 
 
-def _call_at_once(function: Any, parts: Any, memo: dict[bytes, Any], persistent: Callable[[Any], Any]) -> Any:
-    """Run the opcodes of a tensor, of which `parts` are the groups of _TENSOR, and nothing is asked for later."""
-    word, kind, _, key, _, device, count, _, offset, sizes, _, strides, _, hooks, *_ = parts
-    storage = persistent((memo[_word(word)], memo[_word(kind)], key.decode(), memo[_word(device)], _constant(count)))
-    state = _call(memo[_word(hooks)], ())
+def _possible_look_ups(data: Any) -> set[Any]:
+    """Return the keys that may be looked up in the memo; none, so that no tensor is run at once, if they are many."""
+    has_few = type(data) is bytes and data.count(b"j") < len(data) // 16
+    return {*_MEMO_KEYS, *_LOOK_UPS(data)} if has_few else set()
+
+
+def _call_at_once(function: Any, groups: Any, memo: dict[bytes, Any], persistent_load: Callable[[Any], Any]) -> Any:
+    """Run the opcodes of a tensor that _TENSOR matched, with these groups; none of its values is looked up later."""
+    word, kind, _, key, _, device, count, _, offset, sizes, _, strides, _, hooks, *_ = groups
+    word, kind, device = (memo[_memo_key(opcode)] for opcode in (word, kind, device))
+    storage = persistent_load((word, kind, key.decode(), device, _constant(count)))
+    state = _call(memo[_memo_key(hooks)], ())
     return _call(function, (storage, _constant(offset), _constant(sizes), _constant(strides), False, state))
 
 
 def _call(function: Any, arguments: Any) -> Any:
+    """Call a `Function` with a tuple of arguments; ValueError for any other value."""
     if type(function) is not Function or type(arguments) is not tuple:
         raise ValueError("its pickle calls what is no function")
     return function.call(*arguments)
 
 
 # The key in the memo of what an opcode gets; and the number or tuple that some opcodes make.
-_word = functools.lru_cache(1024)(lambda opcode: opcode[1:].ljust(4, b"\0"))
+_memo_key = functools.lru_cache(1024)(lambda opcode: opcode[1:].ljust(4, b"\0"))
 _constant = functools.lru_cache(1024)(lambda opcodes: unpickle(opcodes + b".", 0, lambda *_: None, lambda _: None)[0])
 
 
-def _rare(op: int, data: Any, i: int, stack: list[Any], odd: Counter[int], named: Callable[[str, str], Any]) -> int:
+def _run_rare(op: int, data: Any, i: int, stack: list[Any], hash_counts: Counter[int], find_class: FindClass) -> int:
     """Run an opcode that neither marks nor remembers; returns the offset behind it."""
     if op in _NUMBERS:
         stack.extend(struct.unpack_from(_NUMBERS[op], data, i))
@@ -156,12 +168,12 @@ def _rare(op: int, data: Any, i: int, stack: list[Any], odd: Counter[int], named
     elif op in (0x7D, 0x5D):  # EMPTY_DICT, EMPTY_LIST
         stack.append({} if op == 0x7D else [])
     elif op == 0x61:  # APPEND
-        _extend(stack[-2], [stack.pop()], False, odd)
+        _extend(stack[-2], [stack.pop()], keyed=False, hash_counts=hash_counts)
     elif op == 0x73:  # SETITEM
-        _extend(stack[-3], [stack.pop(-2), stack.pop()], True, odd)
+        _extend(stack[-3], [stack.pop(-2), stack.pop()], keyed=True, hash_counts=hash_counts)
     elif op == 0x62:  # BUILD
         state = stack.pop()
-        if isinstance(stack[-1], Stated):
+        if isinstance(stack[-1], Stateful):
             stack[-1].state = state
         elif not isinstance(stack[-1], dict):
             raise ValueError(f"a {type(stack[-1]).__name__} where a dict is due")
@@ -172,7 +184,7 @@ def _rare(op: int, data: Any, i: int, stack: list[Any], odd: Counter[int], named
         match = _GLOBAL.match(bytes(data[i : i + 402]))
         if match is None:
             raise ValueError("its pickle has a name that is too long")
-        stack.append(named(match[1].decode(), match[2].decode()))
+        stack.append(find_class(match[1].decode(), match[2].decode()))
         return i + match.end()
     elif op in (0x8A, 0x55):  # LONG1, SHORT_BINSTRING
         octets = bytes(data[i + 1 : i + 1 + data[i]])
@@ -185,26 +197,26 @@ def _rare(op: int, data: Any, i: int, stack: list[Any], odd: Counter[int], named
     return i + (op == 0x80)
 
 
-def _run_protocol_4(op: int, data: Any, i: int, stack: list[Any], memo: Any, named: Callable[[str, str], Any]) -> int:
+def _run_protocol_4(op: int, data: Any, i: int, stack: list[Any], memo: Any, find_class: FindClass) -> int:
     """Run an opcode that protocol 2 does not have; returns the offset behind it."""
     if op == 0x8C:  # SHORT_BINUNICODE
         stack.append(str(data[i + 1 : i + 1 + data[i]], "utf-8", "surrogatepass"))
         return i + 1 + int(data[i])
     if op == 0x93:  # STACK_GLOBAL
-        name, module = exactly(str, stack.pop()), exactly(str, stack.pop())
-        stack.append(named(module, name))
+        name, module = expect_type(str, stack.pop()), expect_type(str, stack.pop())
+        stack.append(find_class(module, name))
     elif op == 0x94:  # MEMOIZE
         memo[len(memo).to_bytes(4, "little")] = stack[-1]
     return i + 8 * (op == 0x95)  # FRAME, whose size does not matter
 
 
-def _extend(target: Any, items: list[Any], keyed: bool, odd: Counter[int]) -> None:
-    """Put items into a list or deque, or keys and values into a dict; `odd` counts hashes of keys so far."""
+def _extend(target: Any, items: list[Any], *, keyed: bool, hash_counts: Counter[int]) -> None:
+    """Put items into a list or deque, or, if `keyed`, keys and values by turns into a dict; ValueError for others."""
     keys = items[::2] if keyed else []
     if keyed and len(items) % 2:
         raise ValueError("its pickle has a key without a value")
     if not {str}.issuperset(map(type, keys)):
-        check_keys(keys, target, odd)
+        check_keys(keys, target, hash_counts)
     if keyed and isinstance(target, dict):
         target.update(zip(keys, items[1::2], strict=True))
     elif not keyed and isinstance(target, list | deque):
@@ -213,48 +225,45 @@ def _extend(target: Any, items: list[Any], keyed: bool, odd: Counter[int]) -> No
         raise ValueError(f"a {type(target).__name__} where a {'dict' if keyed else 'list'} is due")
 
 
-def check_keys(keys: Sequence[Any], target: Any, odd: Counter[int]) -> None:
+def check_keys(keys: Sequence[Any], target: Any, hash_counts: Counter[int]) -> None:
     """Check new keys of a dict, or items of a set, before they are hashed: a malicious file makes hash tables slow.
 
-    `odd` counts the hashes of keys that may be equal where the keys are not.
+    `hash_counts` counts the hashes of keys that may be equal where the keys are not.
 
     Raises:
         LimitError: a hundred keys have the same hash. UnsupportedError: a key would take long to hash. ValueError: one
         is given twice.
     """
-    numbers = sorted(key for key in keys if type(key) in _NUMBER_TYPES and key == key)
+    numbers = sorted(key for key in keys if type(key) in _NUMBER_TYPES and key == key)  # without NaN
     known = target if isinstance(target, dict) else ()
-    twice = keys.count(None) > 1 or any(map(operator.eq, numbers, numbers[1:]))
-    if twice or any(type(key) in _NUMBER_TYPES and key in known for key in keys):
+    is_repeated = keys.count(None) > 1 or any(map(operator.eq, numbers, numbers[1:]))
+    if is_repeated or any(type(key) in _NUMBER_TYPES and key in known for key in keys):
         raise ValueError("its pickle has a key twice")
-    for key in filter(_is_odd, keys):
-        odd[hash(key)] += 1
-        if odd[hash(key)] > _ALIKE:
+    for key in filter(_may_collide, keys):
+        hash_counts[hash(key)] += 1
+        if hash_counts[hash(key)] > _ALIKE:
             raise LimitError("a hundred keys have the same hash; the file is malicious")
 
 
 def parts_of(key: Any) -> Iterator[Any]:
     """Yield a value, and if it is a tuple its items, and theirs; no tuple's items beyond the first hundred."""
-    left = [key]
-    while left:
-        part = left.pop()
+    pending = [key]
+    while pending:
+        part = pending.pop()
         yield part
         if type(part) is tuple:
-            left.extend(part[:_ALIKE])
+            pending.extend(part[:_ALIKE])
 
 
-def exactly(kind: Any, value: Any) -> Any:
+def expect_type(kind: Any, value: Any) -> Any:
     """Return a value; ValueError unless it is of this very type."""
     if type(value) is not kind:
         raise ValueError(f"a {type(value).__name__} where a {kind.__name__} is due")
     return value
 
 
-def _is_odd(key: Any) -> bool:
-    """Return True for a key with a hash that many others may have; UnsupportedError if it takes long to hash.
-
-    Values of functions are told apart by their identity, except for complex numbers.
-    """
+def _may_collide(key: Any) -> bool:
+    """Return True for a key whose hash unequal ones may have; UnsupportedError if it takes long to hash."""
     kind = type(key)
     items = list(itertools.islice(parts_of(key), _ITEMS + 2)) if kind is tuple else []
     if kind is frozenset or len(items) > _ITEMS + 1 or not _IN_KEYS.issuperset(map(type, items)):

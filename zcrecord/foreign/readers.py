@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from zcrecord.archive.payload_source import MemberSum
@@ -13,38 +13,34 @@ from zcrecord.errors import FormatError, SourceError, printable
 from zcrecord.storage.files import Binary, Identity, identity_of, real_path
 from zcrecord.storage.folders import in_hub_cache
 from zcrecord.storage.memory import Memory, map_file
-from zcrecord.storage.stream_reader import PIECE, StreamReader
+from zcrecord.storage.stream_reader import StreamReader
 
 __all__ = ["FileReader", "MemoryReader", "Reader", "open_beside", "path_beside"]
 
 
 def path_beside(path: str, name: str) -> str:
-    """Return the path of a file beside another; a link is followed only inside its Hugging Face repository.
-
-    Raises:
-        SourceError: it is a link to elsewhere.
-    """
+    """Return the path of a file beside another; SourceError for a link, unless within a Hugging Face repository."""
     return _beside(path, name)[0]
 
 
 def open_beside(path: str, name: str, open_file: Callable[[str], Any]) -> Any:
-    """Open the file at `path_beside`, and no other; `open_file` returns an object with device and inode as `inode`.
+    """Open the file at `path_beside`, and no other; return what `open_file` does, with device and inode as `inode`.
 
     Raises:
         SourceError: as `path_beside`; or the file was replaced meanwhile, as by a link to elsewhere.
     """
     place, real = _beside(path, name)
-    before = None
+    status = None
     with contextlib.suppress(OSError):  # opening it says why
-        before = os.lstat(real)
+        status = os.lstat(real)
     opened = open_file(place)
-    if before is None or (before.st_dev, before.st_ino) != opened.inode:
+    if status is None or (status.st_dev, status.st_ino) != opened.inode:
         raise SourceError("was replaced by another file while it was opened; open it again", path=place)
     return opened
 
 
 def _beside(path: str, name: str) -> tuple[str, str]:
-    """Return the path of a file beside another, and the path that it leads to if it is a link."""
+    """Return the path of a file beside another, and its target if it is a link; SourceError as `path_beside`."""
     folder = os.path.dirname(path)
     place = os.path.join(folder, name)
     if not os.path.islink(place):
@@ -57,7 +53,7 @@ def _beside(path: str, name: str) -> tuple[str, str]:
 
 
 class FileReader(StreamReader):
-    """A file or a stream, read in pieces; the files beside it that it opens are closed with it."""
+    """A file or a stream, read in pieces; files beside it that it opens are closed with it. See MemoryReader."""
 
     described = (0, 0)
 
@@ -70,11 +66,7 @@ class FileReader(StreamReader):
         self._stack.close()
 
     def beside(self, name: str) -> FileReader:
-        """Return a reader of a file in the same folder.
-
-        Raises:
-            SourceError: it is missing, no regular file, or a link to elsewhere.
-        """
+        """Return a reader of a file in the same folder, closed with this one; SourceError as `open_beside`."""
         assert self.path is not None, "an index of shards is a file"
 
         def open_file(place: str) -> FileReader:
@@ -89,7 +81,7 @@ class MemoryReader:
 
     Attributes:
         described: the range from which the format's reader made the index.
-        sums: returns the checksums that the file has of its members, which lie in it as they are.
+        sums: returns the checksums of those members of the file that are stored as they are.
     """
 
     seekable = True
@@ -108,11 +100,7 @@ class MemoryReader:
         self._read, self._bring = read, bring
 
     def beside(self, name: str) -> MemoryReader:
-        """Return a reader of a file in the same folder, mapped as this one is.
-
-        Raises:
-            SourceError: it is missing, cannot be read, or is a link to elsewhere. FormatError: there is no folder.
-        """
+        """Return a reader of a file in the same folder, mapped as this one is; SourceError as `open_beside`."""
         read = functools.partial(self._read, least=0)
         return MemoryReader(open_beside(self._index_path, name, read), read=self._read)
 
@@ -133,34 +121,17 @@ class MemoryReader:
         """Go to an offset."""
         self.position = offset
 
-    def piece(self, most: int) -> memoryview:
-        """Return the next bytes, at most so many; none at the end."""
-        start, end = self.position, min(self.position + most, self.nbytes)
+    def read(self, limit: int) -> bytes:
+        """Return a copy of the next `limit` bytes, fewer only at the end; raises what `bring` does."""
+        start, end = self.position, min(self.position + limit, self.nbytes)
         if start < end:
             self._bring(start, end)
         self.position = max(start, end)
-        return self.memory.octets[start:end]
-
-    def read(self, most: int) -> bytes:
-        """Return a copy of the next bytes, at most so many."""
-        return bytes(self.piece(most))
+        return bytes(self.memory.octets[start:end])
 
     def read_at(self, offset: int, nbytes: int) -> memoryview:
-        """Return a range of a file that is not remote, less at its end; threads may do so at once."""
+        """Return a view of a range of a file that is not remote, shorter at its end; threads may call it at once."""
         return self.memory.octets[offset : offset + nbytes]
-
-    def pieces(self, nbytes: int, most: int = PIECE) -> Iterator[memoryview]:
-        """Yield the next `nbytes` bytes, at most `most` at a time.
-
-        Raises:
-            FormatError: the file ends before.
-        """
-        while nbytes:
-            piece = self.piece(min(nbytes, most))
-            if not len(piece):
-                raise FormatError(f"ends {nbytes} bytes early; it is truncated", offset=self.position)
-            nbytes -= len(piece)
-            yield piece
 
 
 Reader = FileReader | MemoryReader

@@ -45,6 +45,8 @@ from .readers import MemoryReader
 __all__ = ["Outline", "Receiver"]
 
 Path = Sequence[str]
+Shape = Sequence[int]
+Pieces = Callable[[], Iterable[Any]]  # yields bytes from the first on each time it is called
 Form = tuple[DType, tuple[int, ...]]  # element type and shape
 Around = tuple[str, dict[str, Any]]  # class name and attributes of the module around a tensor
 FileRanges = tuple[Any, Array, Array]  # a file's reader, and where its tensors start there, and their bytes
@@ -92,10 +94,9 @@ class Receiver(Protocol):
         """
 
     def put_decoded(
-        self, path: Path, kind: DType, shape: Sequence[int], pieces: Callable[[], Iterable[Any]], reason: str,
-        order: Order = "C",
-    ) -> None:  # fmt: skip
-        """Add a tensor whose bytes `pieces` yields, from the first on each time it is called."""
+        self, path: Path, kind: DType, shape: Shape, pieces: Pieces, reason: str, order: Order = "C"
+    ) -> None:
+        """Add a tensor whose bytes `pieces` yields; `reason` says why they are not those of the file."""
 
     def parts(self, values: Iterable[Any], reader: Any = None) -> list[Any]:
         """Return tensors in memory that may share it, to be added one by one; some may lie in a reader's file."""
@@ -112,7 +113,7 @@ class Outline(Receiver):
     """Makes the archive of a file while its reader runs. Payload bytes stay where they are.
 
     Attributes:
-        nbytes: of all files that were read, by which the memory of decoded payloads is limited; 0 if not known.
+        nbytes: size of all files that were read, by which memory for decoded payloads is limited; 0 if not known.
 
     Example:
         >>> from zcrecord import dtypes
@@ -162,27 +163,29 @@ class Outline(Receiver):
         """
         if not names:
             return False
-        starts, sizes = (np.concatenate(columns) for columns in list(zip(*files, strict=True))[1:])
-        some = sizes > 0
+        readers, starts_by_file, sizes_by_file = zip(*files, strict=True)
+        starts, sizes = np.concatenate(starts_by_file), np.concatenate(sizes_by_file)
+        has_bytes = sizes > 0
         entries = state_entries(names) if aligned(forms, form_ids, starts, sizes) else None
         if entries is None or (any(around) and not _put_around(entries, around, form_ids)):
             return False
         entries.layouts, entries.layout_ids = [_layout(kind, shape, "C") for kind, shape in forms], form_ids
-        bases = [self._register_reader(reader)[0] if len(ranges) else 0 for reader, ranges, _ in files]
-        starts += np.repeat(np.array(bases, np.uint64), [len(ranges) for _, ranges, _ in files])
-        offsets, first, numbers = np.unique(starts[some], return_index=True, return_inverse=True)
+        counts = list(map(len, starts_by_file))
+        bases = [self._base_of(reader) if count else 0 for reader, count in zip(readers, counts, strict=True)]
+        starts += np.repeat(np.array(bases, np.uint64), counts)
+        offsets, first, numbers = np.unique(starts[has_bytes], return_index=True, return_inverse=True)
         entries.payloads = np.full(len(names), NONE)
-        entries.payloads[some] = numbers
+        entries.payloads[has_bytes] = numbers
         self._entries, self._state = entries, np.zeros(len(first), PAYLOAD)
-        self._state["offset"], self._state["nbytes"] = offsets, sizes[some][first]
+        self._state["offset"], self._state["nbytes"] = offsets, sizes[has_bytes][first]
         return True
 
     def put_decoded(
-        self, path: Path, kind: DType, shape: Sequence[int], pieces: Callable[[], Iterable[Any]], reason: str,
-        order: Order = "C",
-    ) -> None:  # fmt: skip
+        self, path: Path, kind: DType, shape: Shape, pieces: Pieces, reason: str, order: Order = "C"
+    ) -> None:
+        """Add a tensor whose bytes are decoded when they are first used."""
         nbytes = LazyTensor(kind, shape, ()).nbytes
-        payload = NONE if not nbytes else self._payload(self._add_file(Decoded(nbytes, pieces, reason), nbytes), nbytes)
+        payload = self._own_payload(Decoded(nbytes, pieces, reason), nbytes)
         self._tree.tensor(path, _layout(kind, tuple(shape), order), payload)
 
     def parts(self, values: Iterable[Any], reader: Any = None) -> list[Any]:
@@ -193,60 +196,69 @@ class Outline(Receiver):
         plan = plan_sharing([as_tensor(value, f"values[{i}]") for i, value in enumerate(values)])
         ids = list(zip(plan.layout_ids, plan.source_ids, strict=True))
         units = [1] * len(plan.sources)  # the alignment that each needs
-        for layout, s in ids:
-            if s >= 0:
-                units[s] = max(units[s], plan.layouts[layout].bits // 8)
+        for layout_id, source_id in ids:
+            if source_id >= 0:
+                units[source_id] = max(units[source_id], plan.layouts[layout_id].bits // 8)
         start = 0 if reader is None else address(reader.memory.octets)
         payloads = [
             self._in_memory(source) if reader is None else self._in_file(source, unit, reader, start)
             for source, unit in zip(plan.sources, units, strict=True)
         ]
-        return [_Part((plan.layouts[layout], NONE if s < 0 else payloads[s])) for layout, s in ids]
+        payloads.append(NONE)  # of tensors without bytes, whose source has the number -1
+        return [_Part((plan.layouts[layout_id], payloads[source_id])) for layout_id, source_id in ids]
 
     def add(self, path: Any, value: Any) -> None:
         part = value if isinstance(value, _Part) else self.parts([value])[0]
         self._tree.tensor(path, *part)
 
     def _in_file(self, source: Any, unit: int, reader: MemoryReader, start: int) -> int:
-        """Return the payload of bytes that may lie in the file of a reader, whose memory has this address."""
-        first = end = -1
-        for part in [] if isinstance(source, LazyTensor) else getattr(source, "parts", [source]):
-            at = address(part) - start
-            if end not in (-1, at) or not part.flags.c_contiguous or not part.dtype.isnative:
+        """Return the payload of bytes: a range of a reader's file, at address `start`, if they lie in it; or a copy."""
+        parts = [] if isinstance(source, LazyTensor) else getattr(source, "parts", [source])
+        begin = end = address(parts[0]) - start if parts else -1
+        for part in parts:
+            if address(part) - start != end or not part.flags.c_contiguous or not part.dtype.isnative:
                 return self._in_memory(source)
-            first, end = at if end < 0 else first, at + part.nbytes
-        if first < 0 or end > reader.nbytes:
+            end += part.nbytes
+        if begin < 0 or end > reader.nbytes:
             return self._in_memory(source)
-        return self._range_payload(reader, first, end - first, unit)
+        return self._range_payload(reader, begin, end - begin, unit)
 
     def _range_payload(self, reader: MemoryReader, offset: int, nbytes: int, unit: int) -> int:
         """Return the payload of a range of a reader's file, which is copied at first use if it is not aligned."""
-        base, _ = self._readers.get(id(reader)) or self._register_reader(reader)
+        base = self._base_of(reader)
         if not nbytes or not offset % unit or reader.memory.on_demand:  # what is read on demand is aligned
             return self._payload(base + offset, nbytes)
         piece = (reader.memory.octets[offset : offset + nbytes],)
-        return self._payload(self._add_file(Decoded(nbytes, lambda: piece, "not aligned in its file"), nbytes), nbytes)
+        return self._own_payload(Decoded(nbytes, lambda: piece, "not aligned in its file"), nbytes)
 
     def _in_memory(self, source: Any) -> int:
+        """Return the payload of bytes that are in memory, or read when they are used."""
         if isinstance(source, LazyTensor):
-            nbytes, file = source.nbytes, Decoded(source.nbytes, source.pieces, "read when it is used")
-            return self._payload(self._add_file(file, nbytes), nbytes)
+            return self._own_payload(Decoded(source.nbytes, source.pieces, "read when it is used"), source.nbytes)
         parts = list(chunks(source))
         octets = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return self._payload(self._add_file(Memory(octets.data.toreadonly()), octets.nbytes), octets.nbytes)
+        return self._own_payload(Memory(octets.data.toreadonly()), octets.nbytes)
 
-    def _register_reader(self, reader: MemoryReader) -> tuple[int, MemoryReader]:
-        opened = self._readers[id(reader)] = self._add_file(reader.memory, reader.nbytes), reader
-        return opened
+    def _base_of(self, reader: MemoryReader) -> int:
+        """Return the base of a reader's file in the row of offsets; adds the file at the first call."""
+        if id(reader) not in self._readers:
+            self._readers[id(reader)] = self._add_file(reader.memory, reader.nbytes), reader
+        return self._readers[id(reader)][0]
 
     def _add_file(self, file: Memory | Decoded, nbytes: int) -> int:
+        """Add a file, or a decoded payload, to the row of offsets; return where it begins there."""
         base = self._end
         self._files.append(file)
         self._bases.append(base)
         self._end = align_up(base + nbytes, _PAGE)
         return base
 
+    def _own_payload(self, file: Memory | Decoded, nbytes: int) -> int:
+        """Add a file that is one payload; return its number, or NONE if it has no bytes."""
+        return self._payload(self._add_file(file, nbytes), nbytes) if nbytes else NONE
+
     def _payload(self, offset: int, nbytes: int) -> int:
+        """Add a payload by its range in the row of offsets; return its number, or NONE if it has no bytes."""
         if not nbytes:
             return NONE
         self._rows.append((offset, nbytes))
@@ -260,9 +272,28 @@ class Outline(Receiver):
     def archive(self, first: Memory, source_in: Any = None) -> Archive:
         """Return the archive over the files, of which `first` is named in errors. Its index has no digests.
 
+        Args:
+            source_in: makes the payload source of one file, which may be remote; by default that of its memory.
+
         Raises:
             LimitError, UnsupportedError: no archive could have this index; or a tensor is not aligned in a remote file.
         """
+        index = index_in_memory(self._finished_entries())
+        sizes = [len(file.octets) if isinstance(file, Memory) else file.nbytes for file in self._files]
+        described = repr(sizes).encode()
+        crc = zlib.crc32(described, zlib.crc32(index.memory))
+        for column in (index.tensors, index.payloads, index.modules, index.dims):
+            crc = zlib.crc32(column.tobytes(), crc)
+        source = self._payload_source(first, PayloadTable(index.payloads, False, 0), source_in)
+        readers = [reader for _, reader in self._readers.values()]
+        own = [f.octets for f in self._files if isinstance(f, Memory) and f.identity is None and f is not first]
+        columns = [column for column in index if isinstance(column, np.ndarray | memoryview)]
+        source.sealed = functools.partial(_sha256_of, [described, *columns, *own])
+        source.member_sums = lambda: (member for reader in readers for member in reader.sums())
+        return Archive(Header(1, 1, 0, 0, 0, source.opened_nbytes(), crc), index, source)
+
+    def _finished_entries(self) -> Entries:
+        """Return the entries of all that was added, with metadata and payloads; takes WordLists out of `metadata`."""
         entries = self._entries or self._tree.entries()
         lists = [(name, value) for name, value in self.metadata.items() if isinstance(value, WordList)]
         for name, _ in lists:
@@ -274,40 +305,31 @@ class Outline(Receiver):
         if self._rows:
             rows["offset"][len(self._state) :], rows["nbytes"][len(self._state) :] = np.array(self._rows, np.uint64).T
         renumber_payloads(entries, rows)
-        index = index_in_memory(entries)
-        sizes = [len(file.octets) if isinstance(file, Memory) else file.nbytes for file in self._files]
-        crc = zlib.crc32(repr(sizes).encode(), zlib.crc32(index.memory))
-        for column in (index.tensors, index.payloads, index.modules, index.dims):
-            crc = zlib.crc32(column.tobytes(), crc)
-        table, octets = PayloadTable(index.payloads, False, 0), first.octets.toreadonly()
-        source: FileSource
+        return entries
+
+    def _payload_source(self, first: Memory, table: PayloadTable, source_in: Any) -> FileSource:
+        """Return the source of payloads in the files; UnsupportedError if one has to be decoded of a remote file."""
+        octets = first.octets.toreadonly()
         if self._files in ([], [first]):
-            source = (source_in or default_source_in)(first, octets, table)  # bytes that were read stay writable there
-        else:
-            # Of a remote file only what is fetched is in memory; bytes of attributes lie behind it in the row.
-            remote = source_in is not None and self._files[0] is first
-            fetched = source_in(first._replace(octets=octets), octets, table) if remote else None
-            if source_in is not None and any(isinstance(file, Decoded) for file in self._files):
-                fault = "has a tensor that is not aligned in it, and is not read by URL; download it, or convert it"
-                raise UnsupportedError(f"{fault}: zcrecord convert {first.path} model.zcr")
-            read = self.nbytes if source_in is None else 0  # what a server says is not known
-            source = ForeignSource(first, self._files, np.array(self._bases, np.uint64), table, None, fetched, read)
-        readers = [reader for _, reader in self._readers.values()]
-        own = [f.octets for f in self._files if isinstance(f, Memory) and f.identity is None and f is not first]
-        columns = [column for column in index if isinstance(column, np.ndarray | memoryview)]
-        source.sealed = functools.partial(_sha256_of, [repr(sizes).encode(), *columns, *own])
-        source.member_sums = lambda: (member for reader in readers for member in reader.sums())
-        return Archive(Header(1, 1, 0, 0, 0, source.opened_nbytes(), crc), index, source)
+            return (source_in or default_source_in)(first, octets, table)  # bytes that were read stay writable there
+        # Of a remote file only what is fetched is in memory; bytes of attributes lie behind it in the row.
+        is_remote = source_in is not None and self._files[0] is first
+        remote = source_in(first._replace(octets=octets), octets, table) if is_remote else None
+        if source_in is not None and any(isinstance(file, Decoded) for file in self._files):
+            fault = "has a tensor that is not aligned in it, and is not read by URL; download it, or convert it"
+            raise UnsupportedError(f"{fault}: zcrecord convert {first.path} model.zcr")
+        nbytes = self.nbytes if source_in is None else 0  # what a server says is not known
+        return ForeignSource(first, self._files, np.array(self._bases, np.uint64), table, None, remote, nbytes)
 
     def _blob(self, value: Any) -> Any:
-        """Return the number of a payload in place of bytes; any other value as it is."""
+        """Return an attribute's value with bytes as a payload of their own, by its number; any other as it is."""
         if not isinstance(value, bytes | memoryview):
             return value
         return PayloadId(self._in_memory(np.frombuffer(value, np.uint8)) if len(value) else NONE)
 
 
 def _sha256_of(parts: Sequence[Any]) -> bytes:
-    """Return the SHA-256 of an index's columns, and of bytes that attributes hold."""
+    """Return the SHA-256 of arrays and bytes, each after its length."""
     import hashlib  # here, because it takes 3 ms
 
     running = hashlib.sha256()
@@ -323,15 +345,16 @@ def _put_around(entries: Entries, around: Sequence[Around | None], form_ids: Any
     modules, parents, typed = entries.module_columns, entries.parents, []
     assert modules is not None, "they were made by columns"
     count = len(modules.ends)
-    alone = (np.bincount(parents, minlength=count) == 1) & (modules.ends == np.arange(1, count + 1))
+    has_one_child = (np.bincount(parents, minlength=count) == 1) & (modules.ends == np.arange(1, count + 1))
     order = np.argsort(form_ids, kind="stable")
     groups = np.split(order, np.searchsorted(form_ids[order], np.arange(1, len(around))))
-    for inside, module in zip(groups, around, strict=True):
+    for tensors, module in zip(groups, around, strict=True):
         if module is not None:
-            if not alone[parents[inside]].all():
+            type_name, attributes = module
+            if not has_one_child[parents[tensors]].all():
                 return False
-            entries.places[inside] = len(module[1])
-            typed.append(TypedModules(parents[inside], *module))
+            entries.places[tensors] = len(attributes)  # behind them
+            typed.append(TypedModules(parents[tensors], type_name, attributes))
     entries.module_columns = modules._replace(typed=typed)
     return True
 

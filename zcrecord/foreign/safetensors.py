@@ -20,6 +20,7 @@ import numpy as np
 from zcrecord.archive.memory_source import source_in as default_source_in
 from zcrecord.archive.payload_source import Closed, PayloadTable
 from zcrecord.archive.private_copy import PrivateSource
+from zcrecord.codec.file_types import HEAD
 from zcrecord.codec.index import PAYLOAD
 from zcrecord.dtypes import DType
 from zcrecord.errors import FormatError, RecordError, SourceError, SourceNotFoundError, UnsupportedError, located
@@ -39,17 +40,17 @@ FORMAT = "format"  # metadata without it is refused by transformers
 
 
 @contextlib.contextmanager
-def _naming_their_index() -> Iterator[None]:
-    """Add to the error of a missing shard that an index names it."""
+def _explain_missing_shard() -> Iterator[None]:
+    """Add to the error for a missing file that the index of shards names it."""
     try:
         yield
     except SourceNotFoundError as error:
-        what = f"{error.message}; the index of the shards names it: copy it, too"
-        raise SourceNotFoundError(what, path=error.path, errno=error.errno) from error
+        fault = f"{error.message}; the index of the shards names it: copy it, too"
+        raise SourceNotFoundError(fault, path=error.path, errno=error.errno) from error
 
 
 class _TensorPlace(NamedTuple):
-    """A tensor and where its bytes are."""
+    """A tensor and where its bytes are in the file of a reader."""
 
     name: str
     kind: DType
@@ -60,7 +61,7 @@ class _TensorPlace(NamedTuple):
 
 
 class _File(NamedTuple):
-    """A file's header, its reader, and where the tensors' bytes start."""
+    """A file's header, its reader, and the offset of the tensors' bytes in it."""
 
     header: SafetensorsHeader
     reader: Any
@@ -73,7 +74,7 @@ class _File(NamedTuple):
             yield _TensorPlace(name, *forms[form], self.reader, self.start + start, end - start)
 
     def ranges(self) -> FileRanges:
-        """Return the reader, and the columns of where tensors start in the file and of their bytes."""
+        """Return the reader, and two columns: the tensors' offsets in the file, and their sizes in bytes."""
         bounds = np.array(self.header.bounds, np.uint64)
         return self.reader, bounds[:-1] + np.uint64(self.start), np.diff(bounds)
 
@@ -82,7 +83,7 @@ class _Files:
     """A file, named "", or an index of shards and its files, each opened and checked when it is needed."""
 
     def __init__(self, reader: Any) -> None:
-        """Read the file's header, or the index; FormatError."""
+        """Read the file's header, or the index; FormatError if it breaks a rule."""
         self._reader, self._files = reader, dict[str, _File]()
         self.names, self.index = [""], None
         if reader.path is None or not reader.path.endswith(".json"):
@@ -95,7 +96,7 @@ class _Files:
         self.names = self.index.files
 
     def file(self, name: str) -> _File:
-        """Return a file with its header; FormatError, naming it, if a rule is broken or the index says otherwise."""
+        """Return the file of a name, opened at the first call; FormatError for its header, or if the index differs."""
         if name not in self._files:
             reader = self._open(name)
             with located(path=reader.path):
@@ -106,7 +107,8 @@ class _Files:
         return self._files[name]
 
     def _open(self, name: str) -> Any:
-        with _naming_their_index():
+        """Return the reader of a shard; SourceError if it is missing."""
+        with _explain_missing_shard():
             return self._reader.beside(name)
 
 
@@ -131,16 +133,16 @@ class DeferredArchive(_Files):
         self._mappings: list[weakref.ref[Any]] | None = None
         with located(path=self.path):
             super().__init__(MemoryReader(memory, read=_map_local))
-            with _naming_their_index():
+            with _explain_missing_shard():
                 self._known = {name: self._reader.identity_beside(name) for name in self.names if name}
         if self.index is not None:
             return
-        header = self.file("").header
-        plain = KEY not in header.metadata
-        if mode == "c" and plain and aligned(header.forms, header.form_ids, *self.file("").ranges()[1:]):
+        header, (_, starts, sizes) = self.file("").header, self.file("").ranges()
+        is_plain = KEY not in header.metadata
+        if mode == "c" and is_plain and aligned(header.forms, header.form_ids, starts, sizes):
             self._copy = copy = default_source_in(memory, memory.octets, _NO_PAYLOADS).private_memory()
             self._source_in = lambda *file: PrivateSource(copy, copy.octets, file[2], 0, default_source_in(*file))
-        elif mode == "c" or not plain:
+        elif mode == "c" or not is_plain:
             self.with_index()
 
     def _open(self, name: str) -> Any:
@@ -150,18 +152,20 @@ class DeferredArchive(_Files):
         return reader
 
     def early_view(self, name: str) -> Any:
-        """Return a view of a tensor by its name; None if the archive is to be made, and asked."""
+        """Return a view of a tensor by its name, before there is an archive; None if that has to be made, and asked."""
         with self._lock:
             self._left -= 1
             if self._left < 0 or self._archive is not None or not isinstance(name, str):
                 return None
-            place = "" if self.index is None else None if KEY in self.index.metadata else self.index.find(name)
-            if place is None or name not in self.file(place).header.names:
+            shard: str | None = ""
+            if self.index is not None:  # with KEY the name in the archive may be another one
+                shard = None if KEY in self.index.metadata else self.index.find(name)
+            if shard is None or name not in self.file(shard).header.names:
                 return None
-            (header, reader, start), out = self.file(place), Outline()
+            (header, reader, data_start), out = self.file(shard), Outline()
             number = header.names.index(name)
-            first, end = header.bounds[number : number + 2]
-            out.put_range((name,), *header.forms[header.form_ids[number]], reader, start + first, end - first)
+            start, end = header.bounds[number : number + 2]
+            out.put_range((name,), *header.forms[header.form_ids[number]], reader, data_start + start, end - start)
             return out.archive(reader.memory, self._source_in).view(0)
 
     def with_index(self) -> Any:
@@ -176,7 +180,7 @@ class DeferredArchive(_Files):
             return self._archive
 
     def close(self) -> bool:
-        """End all use of it, as `Archive.close`."""
+        """End all use of it, as `Archive.close`; return True if nothing uses its mappings any more."""
         with self._lock:
             if self._mappings is None:
                 memories = [self._memory, self._copy, *(file.reader.memory for file in self._files.values())]
@@ -206,9 +210,9 @@ def read(reader: Reader, out: Receiver, scanned: _Files | None = None) -> int:
     metadata.clear()
     if structure.order and not reader.seekable:
         raise UnsupportedError("its tensors were saved in another order; read it from a file, not from a pipe")
-    plain = not (out.reads or structure.items or structure.paths or structure.order)
-    if not (plain and _put_state(out, files)):
-        _give(out, [place for file in files for place in file.places()], structure)
+    is_plain = not (out.reads or structure.items or structure.paths or structure.order)
+    if not (is_plain and _put_state(out, files)):
+        _put_tensors(out, [place for file in files for place in file.places()], structure)
     structure.write_items(out)
     if not reader.seekable and reader.read(1):
         raise FormatError("bytes behind the last tensor belong to none", offset=reader.position - 1)
@@ -216,31 +220,31 @@ def read(reader: Reader, out: Receiver, scanned: _Files | None = None) -> int:
 
 
 def _scan(scanned: _Files) -> tuple[list[_File], dict[str, Any], int]:
-    """Return the files, tensors in the order of their bytes, the metadata, and how many bytes of input there are."""
+    """Return the files, their metadata, which may be changed, and the bytes of input; FormatError as `read`."""
     files, merged = [scanned.file(name) for name in scanned.names], dict[str, Any]()
     if scanned.index is None:
         return files, files[0].header.metadata, files[0].start + files[0].header.bounds[-1]
     for name, file in zip(scanned.names, files, strict=True):
         file.header.metadata.pop(KEY, None)  # that of a single file from elsewhere; that of shards is in their index
-        shards.merge(merged, file.header.metadata, name)
-    shards.merge(merged, scanned.index.metadata, "index")
+        shards.merge_metadata(merged, file.header.metadata, name)
+    shards.merge_metadata(merged, scanned.index.metadata, "index")
     if KEY in merged and not isinstance(merged[KEY], str):
         raise FormatError(f"the index's '{KEY}' entry is no text")
     return files, merged, scanned.nbytes + sum(file.reader.nbytes for file in files)
 
 
 def _scan_file(reader: Any) -> _File:
-    """Return one file's header, with the tensors in the order of their bytes."""
+    """Read and check one file's header; FormatError if a rule is broken."""
     head = reader.read(8)
     if len(head) == 8 and int.from_bytes(head, "little") > MAX_HEADER:
-        head += reader.read(64)
+        head += reader.read(HEAD)  # by which `check_length` names the type of another file
     length = check_length(head, reader.nbytes)
     header = reader.read(length)
     if len(header) < length:
         raise FormatError(f"ends inside its header of {length} bytes; it is truncated", offset=8 + len(header))
     reader.described = 0, 8 + length
-    rest = None if reader.nbytes is None else reader.nbytes - 8 - length
-    return _File(decode_header(header, rest), reader, 8 + length)
+    data_nbytes = None if reader.nbytes is None else reader.nbytes - 8 - length
+    return _File(decode_header(header, data_nbytes), reader, 8 + length)
 
 
 def _put_state(out: Receiver, files: Sequence[_File]) -> bool:
@@ -255,32 +259,29 @@ def _put_state(out: Receiver, files: Sequence[_File]) -> bool:
     return out.put_state(names, list(forms), np.concatenate(form_ids), ranges)
 
 
-def _give(out: Receiver, places: Sequence[_TensorPlace], structure: Structure) -> None:
-    """Give every tensor to `out`, in saved order."""
-    known = {place.name: place for place in places}
-    names = structure.in_order(known) if structure.order else known
+def _put_tensors(out: Receiver, places: Sequence[_TensorPlace], structure: Structure) -> None:
+    """Give every tensor to `out`, in saved order, with modules and attributes between them; errors name the tensor."""
+    places_by_name = {place.name: place for place in places}
+    names = structure.in_order(places_by_name) if structure.order else places_by_name
     for number, name in enumerate(names):
         structure.write_items(out, number)
-        place, path = known[name], structure.path(name, known)
+        place, path = places_by_name[name], structure.path(name, places_by_name)
         twin = structure.twin(name)
-        if twin in known and out.reads and _same(place, known[twin]):
-            out.tie(path, structure.path(twin, known))
+        if twin in places_by_name and out.reads and _have_same_bytes(place, places_by_name[twin]):
+            out.tie(path, structure.path(twin, places_by_name))
             continue
         try:
-            out.put_range(path, *place[1:])
+            out.put_range(path, place.kind, place.shape, place.reader, place.offset, place.nbytes)
         except RecordError as error:
             raise error.located(path=place.reader.path, tensor=name) from error.__cause__
 
 
-def _same(a: _TensorPlace, b: _TensorPlace) -> bool:
+def _have_same_bytes(tensor: _TensorPlace, twin: _TensorPlace) -> bool:
     """Return True if two tensors have the same type, shape and bytes; False for a stream, which is read once."""
-    if a[1:3] != b[1:3] or not (a.reader.seekable and b.reader.seekable):
+    if (tensor.kind, tensor.shape) != (twin.kind, twin.shape) or not (tensor.reader.seekable and twin.reader.seekable):
         return False
-    for at in range(0, a.nbytes, PIECE):
-        size = min(PIECE, a.nbytes - at)
-        a.reader.seek(a.offset + at)
-        one = a.reader.read(size)
-        b.reader.seek(b.offset + at)
-        if one != b.reader.read(size):
+    for start in range(0, tensor.nbytes, PIECE):
+        size = min(PIECE, tensor.nbytes - start)
+        if bytes(tensor.reader.read_at(tensor.offset + start, size)) != twin.reader.read_at(twin.offset + start, size):
             return False
     return True

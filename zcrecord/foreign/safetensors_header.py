@@ -66,11 +66,7 @@ class SafetensorsHeader(NamedTuple):
 
 
 def check_length(head: bytes, file_nbytes: int | None) -> int:
-    """Return the length of the header from the file's first 8 bytes; more of them name the type of a wrong file.
-
-    Raises:
-        FormatError: too short, or the header would be too large for any file, or for this one.
-    """
+    """Return the header's length from a file's first 8 bytes or more; FormatError if no such file can have it."""
     if len(head) < 8:
         raise FormatError(f"{len(head)} bytes are too few for a safetensors file")
     length = int.from_bytes(head[:8], "little")
@@ -101,7 +97,7 @@ def decode_header(header: bytes, data_nbytes: int | None) -> SafetensorsHeader:
 
 
 def _decode_any(text: str, header_nbytes: int, data_nbytes: int | None) -> SafetensorsHeader:
-    """Decode a header character by character."""
+    """Decode a header of any form by the scanner; raises what `decode_header` does."""
     entries, metadata = _HeaderScanner(text).header()
     entries.sort(key=lambda e: e[3:])
     end = 0
@@ -127,8 +123,8 @@ def _decode_usual(text: str, data_nbytes: int | None) -> SafetensorsHeader | Non
     """
     metadata: dict[str, str] = {}
     body = text[1:]
-    if first := _FIRST.match(text):
-        metadata, end = _HeaderScanner(text, first.end()).metadata()
+    if metadata_start := _FIRST.match(text):
+        metadata, end = _HeaderScanner(text, metadata_start.end()).metadata()
         body = text[end + 1 :].lstrip(" ") if text[end : end + 1] == "," else ""
     parts = _USUAL.split(body.rstrip(" "))
     between, names, written_forms, placed = (parts[i::4] for i in range(4))
@@ -157,10 +153,10 @@ def _usual_form(written: str) -> tuple[DType, tuple[int, ...]] | None:
     if match is None or kind is None:
         return None
     shape = tuple(map(int, match[2].split(","))) if match[2] else ()
-    return None if _fault(kind, shape) else (kind, shape)
+    return None if _form_fault(kind, shape) else (kind, shape)
 
 
-def _fault(kind: DType, shape: tuple[int, ...]) -> str | None:
+def _form_fault(kind: DType, shape: tuple[int, ...]) -> str | None:
     """Return the fault of a type and shape; None if they are legal."""
     if prod(d or 1 for d in shape) * kind.bits > 8 * MAX_ARCHIVE_SIZE:
         return f"its shape {shape} claims more than 2^56 bytes"
@@ -169,23 +165,24 @@ def _fault(kind: DType, shape: tuple[int, ...]) -> str | None:
 
 
 def _check_entry(entry: HeaderEntry, expected: int, data_nbytes: int | None) -> None:
-    if fault := _fault(entry.kind, entry.shape):
+    """Raise FormatError unless a tensor is legal, and its bytes are as many as it takes, from `expected` on."""
+    if fault := _form_fault(entry.kind, entry.shape):
         raise FormatError(fault)
-    count, start, end = prod(entry.shape), entry.start, entry.end
+    start, end = entry.start, entry.end
     if start > end:
         raise FormatError(f"data_offsets [{start}, {end}] are the wrong way round")
     if data_nbytes is not None and end > data_nbytes:
         raise FormatError(f"data_offsets [{start}, {end}] end past the last of {data_nbytes} bytes; is it truncated?")
-    if (need := nbytes(count, entry.kind.bits)) != end - start:
-        what = f"shape {entry.shape} of {entry.kind.name} takes {need} bytes"
-        raise FormatError(f"{what}, data_offsets [{start}, {end}] say {end - start}")
+    if (needed := nbytes(prod(entry.shape), entry.kind.bits)) != end - start:
+        fault = f"shape {entry.shape} of {entry.kind.name} takes {needed} bytes"
+        raise FormatError(f"{fault}, data_offsets [{start}, {end}] say {end - start}")
     if start != expected:
-        what = "overlaps the tensor before it" if start < expected else "leaves a hole before it"
-        raise FormatError(f"data_offsets [{start}, {end}], {expected} is where it has to start: it {what}")
+        fault = "overlaps the tensor before it" if start < expected else "leaves a hole before it"
+        raise FormatError(f"data_offsets [{start}, {end}], {expected} is where it has to start: it {fault}")
 
 
 class _HeaderScanner:
-    """One pass through a header's text, for the few things it may hold."""
+    """Scanner of a header's text: methods read what comes next, and raise FormatError with its offset in the file."""
 
     def __init__(self, text: str, pos: int = 0) -> None:
         self._text = text
@@ -196,47 +193,48 @@ class _HeaderScanner:
         return FormatError(f"byte {offset:#x}: {fault}; {_COPY}", offset=offset, tensor=tensor)
 
     def header(self) -> tuple[list[HeaderEntry], dict[str, str]]:
-        """Return entries as they come, and the metadata."""
+        """Return the entries of the whole header in the order of the text, and the metadata."""
         entries: list[HeaderEntry] = []
         metadata: dict[str, str] = {}
         names: set[str] = set()
         if not self._text.startswith("{"):
             raise self._fail("a header starts with '{'", 0)
-        for at in self._items("{", "}"):
+        for position in self._items("{", "}"):
             name = self._key()
             if name in names:
-                raise self._fail("this name is there twice", at, tensor=name)
+                raise self._fail("this name is there twice", position, tensor=name)
             names.add(name)
             if name == METADATA:
                 metadata, _ = self.metadata()
             else:
-                entries.append(self._entry(name, at))
+                entries.append(self._entry(name, position))
         if self._space() != len(self._text):
             raise self._fail("something behind the header's object")
         return entries, metadata
 
     def metadata(self) -> tuple[dict[str, str], int]:
-        """Return the metadata that is next, and where it ends."""
-        most = (_MEMORY + _TIMES * len(self._text)) // _ENTRY_COST
+        """Return the metadata that comes next, and where it ends; LimitError for too many entries."""
+        limit = (_MEMORY + _TIMES * len(self._text)) // _ENTRY_COST
         out: dict[str, str] = {}
-        for at in self._items("{", "}"):
-            if len(out) == most:
-                fault = f"more than {most} entries of metadata take far more memory than the file"
+        for position in self._items("{", "}"):
+            if len(out) == limit:
+                fault = f"more than {limit} entries of metadata take far more memory than the file"
                 raise LimitError(f"{fault}; keep them in a tensor")
             name = self._key()
             if not name or "\0" in name:
-                raise self._fail("a name in the metadata that is empty or has NUL", at)
+                raise self._fail("a name in the metadata that is empty or has NUL", position)
             if name in out:
-                raise self._fail(f"metadata '{printable(name)}' is there twice", at)
+                raise self._fail(f"metadata '{printable(name)}' is there twice", position)
             if self._text[self._space() : self._pos + 1] != '"':
                 raise self._fail(f"metadata '{printable(name)}' is no string")
             out[name] = self._string()
         return out, self._pos
 
-    def _entry(self, name: str, at: int) -> HeaderEntry:
+    def _entry(self, name: str, position: int) -> HeaderEntry:
+        """Return the entry of a name, which was at a position of the text."""
         try:
             if not name or "\0" in name:
-                raise self._fail("a name that is empty or has NUL", at)
+                raise self._fail("a name that is empty or has NUL", position)
             return HeaderEntry(name, *self._fields())
         except RecordError as error:
             raise error.located(tensor=name) from None
@@ -246,7 +244,7 @@ class _HeaderScanner:
         kind: DType | None = None
         shape: tuple[int, ...] | None = None
         offsets: tuple[int, ...] | None = None
-        for at in self._items("{", "}"):
+        for position in self._items("{", "}"):
             field = self._key()
             if field == "dtype" and kind is None:
                 kind = self._dtype()
@@ -255,7 +253,7 @@ class _HeaderScanner:
             elif field == "data_offsets" and offsets is None:
                 offsets = self._integers(2, "data_offsets")
             else:
-                raise self._fail(f"field '{printable(field)}' is unknown, or there twice", at)
+                raise self._fail(f"field '{printable(field)}' is unknown, or there twice", position)
         if kind is None or shape is None or offsets is None:
             raise self._fail("one of dtype, shape and data_offsets is missing")
         if len(offsets) != 2:
@@ -263,29 +261,31 @@ class _HeaderScanner:
         return kind, shape, offsets[0], offsets[1]
 
     def _dtype(self) -> DType:
-        at = self._space()
+        """Return the element type that comes next, by safetensors' name for it."""
+        position = self._space()
         dtype = self._string()
         if dtype not in by_safetensors:
-            raise self._fail(f"dtype '{printable(dtype)}' is not known; it knows {', '.join(by_safetensors)}", at)
+            raise self._fail(f"dtype '{printable(dtype)}' is not known; it knows {', '.join(by_safetensors)}", position)
         return by_safetensors[dtype]
 
-    def _integers(self, most: int, label: str) -> tuple[int, ...]:
+    def _integers(self, limit: int, label: str) -> tuple[int, ...]:
+        """Return an array of at most `limit` whole numbers, called by the label in errors."""
         out: list[int] = []
-        for at in self._items("[", "]"):
-            number = _INTEGER.match(self._text, at)
-            digits = number.group() if number else self._text[at : at + 1]
+        for position in self._items("[", "]"):
+            number = _INTEGER.match(self._text, position)
+            digits = number.group() if number else self._text[position : position + 1]
             if not (digits.isascii() and digits.isdigit()) or (digits[0] == "0" and len(digits) > 1):
                 raise self._fail(f"expected a whole number from 0 on, got '{printable(digits, 40)}'")
             if len(digits) > _DIGITS:
                 raise self._fail(f"a number of {len(digits)} digits")
-            if len(out) == most:
-                raise self._fail(f"more than {most} {label}")
+            if len(out) == limit:
+                raise self._fail(f"more than {limit} {label}")
             out.append(int(digits))
             self._pos += len(digits)
         return tuple(out)
 
     def _items(self, opening: str, closing: str) -> Iterator[int]:
-        """Yield the place of each item of an object or array; the caller passes the item."""
+        """Yield the position of each item of an object or array; before the next one the caller must have read it."""
         self._expect(opening)
         if self._skip(closing):
             return
@@ -301,6 +301,7 @@ class _HeaderScanner:
         return name
 
     def _string(self) -> str:
+        """Return a string of JSON, decoded."""
         self._expect('"')
         start = self._pos
         try:
@@ -318,7 +319,7 @@ class _HeaderScanner:
             raise self._fail(f"expected '{token}', got '{printable(char)}'" if char else f"ends where '{token}' is due")
 
     def _skip(self, token: str) -> bool:
-        """Pass one character and the space before it, if it is the next."""
+        """Return True, and pass it, if one character comes next, perhaps behind white space."""
         if not self._text.startswith(token, self._space()):
             return False
         self._pos += 1
@@ -330,11 +331,7 @@ class _HeaderScanner:
 
 
 def encode_header(entries: Iterable[HeaderEntry], metadata: Mapping[str, str]) -> bytes:
-    """Return length and header, as safetensors' own writer has them, padded so that the bytes behind start aligned.
-
-    Raises:
-        LimitError: no reader would take a header this large.
-    """
+    """Return length and header, as safetensors' own writer has them, aligned; LimitError if it is too large to read."""
 
     def dumped(value: object) -> str:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
@@ -348,6 +345,6 @@ def encode_header(entries: Iterable[HeaderEntry], metadata: Mapping[str, str]) -
     header = f"{{{','.join(parts)}}}".encode()
     header = header.ljust(align_up(len(header), _ALIGNMENT))
     if len(header) > MAX_HEADER:
-        most = f"a safetensors header has at most {MAX_HEADER}; leave some out by select()"
-        raise LimitError(f"names, attributes and metadata come to {len(header)} bytes, {most}")
+        fault = f"names, attributes and metadata come to {len(header)} bytes, a safetensors header has at most"
+        raise LimitError(f"{fault} {MAX_HEADER}; leave some out by select()")
     return len(header).to_bytes(8, "little") + header

@@ -64,21 +64,21 @@ class Structure:
             for names in self.ties:
                 group: list[str] = []  # one for all names, which are added in the order of the calls
                 self._twins |= dict.fromkeys(names, group)
-        tied = self._twins.get(name)
-        if tied is None:
+        twins = self._twins.get(name)
+        if twins is None:
             return None
-        tied.append(name)
-        return tied[0] if tied[0] != name else None
+        twins.append(name)
+        return twins[0] if twins[0] != name else None
 
     def write_items(self, out: Receiver, count: int | None = None) -> None:
-        """Write modules and attributes that come before tensor number `count`; by default all remaining ones."""
+        """Write modules and attributes that come before tensor number `count` and were not written; by default all."""
         while self._written < len(self.items) and (count is None or self.items[self._written][0] <= count):
-            _, path, *rest = self.items[self._written]
+            _, path, *content = self.items[self._written]
             self._written += 1
-            if len(rest) == 1:
-                out.attribute(path, rest[0])
+            if len(content) == 1:
+                out.attribute(path, *content)
             else:
-                out.module(path, *rest)
+                out.module(path, *content)
 
     def in_order(self, names: Iterable[str]) -> list[str]:
         """Return names in saved order; unknown names come last."""
@@ -88,11 +88,11 @@ class Structure:
     def encode(self) -> str | None:
         """Return the text; None if all parts are empty."""
         parts: dict[str, Any] = {
-            "items": [[position, path, *map(_encode, rest)] for position, path, *rest in self.items],
+            "items": [[position, path, *map(_encode_value, content)] for position, path, *content in self.items],
             "paths": self.paths,
             "ties": self.ties,
             "order": self.order,
-            "metadata": {name: _encode(value) for name, value in self.metadata.items()},
+            "metadata": {name: _encode_value(value) for name, value in self.metadata.items()},
             "marked": self.marked,
         }
         parts = {name: value for name, value in parts.items() if value}
@@ -101,22 +101,19 @@ class Structure:
         return json.dumps({"version": _VERSION, **parts}, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
-def _encode(value: Any) -> Any:
+def _encode_value(value: Any) -> Any:
+    """Return an attribute's value as JSON can hold it; see `_decode_value`."""
     if isinstance(value, bytes | memoryview):
         return {"bytes": base64.b64encode(value).decode()}
     if isinstance(value, float) and not np.isfinite(value):
         return {"float": f"{np.float64(value).view(np.uint64):016x}"}
     if isinstance(value, tuple):
-        return {"tuple": [_encode(v) for v in value]}
-    return [_encode(v) for v in value] if isinstance(value, list) else value
+        return {"tuple": [_encode_value(v) for v in value]}
+    return [_encode_value(v) for v in value] if isinstance(value, list) else value
 
 
 def decode_structure(text: str | None) -> Structure:
-    """Decode a structure; an empty one for None.
-
-    Raises:
-        FormatError: the text is malformed. VersionError: it has a later version.
-    """
+    """Decode a structure; an empty one for None. FormatError: malformed; VersionError: of a later version."""
     if text is None:
         return Structure()
     try:
@@ -129,7 +126,7 @@ def decode_structure(text: str | None) -> Structure:
         _fail("is no JSON object with a version")
     if parts["version"] != _VERSION:
         raise VersionError(f"its 'zcrecord' entry has version {parts['version']}, this is {_VERSION}; upgrade zcrecord")
-    known: dict[str, Callable[[Any], Any]] = {
+    decoders: dict[str, Callable[[Any], Any]] = {
         "items": _items,
         "paths": lambda entry: {name: _path(path, name) for name, path in _object(entry).items()},
         "ties": lambda entry: [_names(tie) for tie in _list(entry)],
@@ -138,12 +135,13 @@ def decode_structure(text: str | None) -> Structure:
         "marked": lambda entry: entry is True or _fail("marks with something other than true"),
     }
     del parts["version"]
-    if unknown := parts.keys() - known.keys():
+    if unknown := parts.keys() - decoders.keys():
         _fail(f"has an unknown part '{printable(min(unknown))}'")
-    return Structure(**{name: known[name](value) for name, value in parts.items()})
+    return Structure(**{name: decoders[name](value) for name, value in parts.items()})
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON as a dict; FormatError if a key is there twice."""
     out = dict(pairs)
     if len(out) < len(pairs):
         _fail("has a key twice in one object")
@@ -163,6 +161,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _text(value: Any) -> str:
+    """Return a value that is text; FormatError for any other."""
     if not isinstance(value, str):
         _fail("has something other than text where text is due")
     if not encodable(value):
@@ -175,6 +174,7 @@ def _names(value: Any) -> list[str]:
 
 
 def _path(value: Any, name: str | None = None) -> tuple[str, ...]:
+    """Return a list of keys as a path; FormatError unless they make up the `name` of a tensor, if there is one."""
     path = tuple(_names(value))
     if name is not None and ".".join(path) != name:
         _fail(f"splits '{printable(name)}' into other keys")
@@ -182,7 +182,7 @@ def _path(value: Any, name: str | None = None) -> tuple[str, ...]:
 
 
 def _items(value: Any) -> list[tuple[Any, ...]]:
-    """Decode the modules and attributes: positions among the tensors, paths, and values."""
+    """Decode modules and attributes as `Structure.items`; FormatError if one is malformed."""
     out: list[tuple[Any, ...]] = []
     for item in _list(value):
         if not isinstance(item, list) or not 3 <= len(item) <= 4 or type(item[0]) is not int:
@@ -202,6 +202,7 @@ def _items(value: Any) -> list[tuple[Any, ...]]:
 
 
 def _value(encoded: Any, name: str) -> Any:
+    """Decode the value of an attribute; FormatError if no attribute can have it."""
     value = _decode_value(encoded)
     if isinstance(value, dict) or not is_attribute(value, name):
         _fail(f"has a value for '{printable(name)}' that no attribute has")
@@ -209,7 +210,7 @@ def _value(encoded: Any, name: str) -> Any:
 
 
 def _decode_value(value: Any, *, inside: bool = False) -> Any:
-    """Decode an attribute's value; see `_encode`."""
+    """Decode a value as `_encode_value` encodes it; `inside` a list or tuple further lists are not decoded."""
     if isinstance(value, list):
         return _items_of(value, inside)
     if not isinstance(value, dict):

@@ -25,12 +25,12 @@ from zcrecord.storage.memory import Memory, map_file
 from zcrecord.writing.flatten import children_of, refuse_key
 from zcrecord.writing.module_tree import state_path
 
-from .numpy_types import Noted
+from .numpy_types import PickledArray
 from .pickled import parts_of, unpickle
 from .readers import MemoryReader, Reader
 from .receiver import Form, Receiver
-from .torch_folders import METADATA, Found, put_chunks, read_folder
-from .torch_types import Fields, TorchNames, TorchStorage, TorchTensor, TorchValue, itemsize
+from .torch_folders import METADATA, Checkpoint, put_chunks, read_folder
+from .torch_types import Namespace, TorchNames, TorchStorage, TorchTensor, TorchValue, itemsize
 from .zip_files import STORED, Member, zip_members
 
 _Members = dict[bytes, Member]  # by the names in lower case, as torch compares them
@@ -68,49 +68,57 @@ def read(reader: Reader, out: Receiver) -> int:
         raise UnsupportedError("a checkpoint is read from a regular file, which can be mapped; write it to one first")
     if not isinstance(reader, MemoryReader):
         reader = MemoryReader(map_file(str(reader.path), least=0))
-    value, chunks, files = _load(reader)
-    size = reader.nbytes + sum(file.nbytes for file in files)
-    if not (out.reads or files) and _is_state_dict(value) and _put_state(value, reader, out):
-        return size
-    items = _StateDictWalk(value, size).items
-    tensors = [item.value for item in items if item.kind == "tensor"]
-    _check_amount(tensors, size)
-    users = Counter(id(t.storage) for t in tensors if isinstance(t, TorchTensor) and not (out.reads or files))
-    alone = (t for t in tensors if isinstance(t, TorchTensor) and t.is_plain and users[id(t.storage)] == 1)
-    ranges = {id(t): t.start for t in alone}  # file offsets of tensors that need no reading; empty if `out` reads all
-    others = (i for i in items if i.kind == "tensor" and id(i.value) not in ranges and id(i.value) not in chunks)
-    parts = iter(out.parts(map(_array, others), reader))
-    for path, kind, value in items:
-        if kind == "tensor" and id(value) in ranges:
-            out.put_range(path, value.kind, value.shape, reader, ranges[id(value)], value.nbytes)
-        elif kind == "tensor" and id(value) in chunks:
-            put_chunks(path, value, chunks[id(value)], out)
-        elif kind == "tensor":
-            out.add(path, next(parts))
-        elif kind == "attribute":
-            out.attribute(path, value)
-        else:
-            out.module(path, kind, value)
+    checkpoint = _load(reader)
+    size = reader.nbytes + sum(file.nbytes for file in checkpoint.readers)
+    has_ranges = not (out.reads or checkpoint.readers)  # tensors can be ranges of this one file
+    if not (has_ranges and _is_state_dict(checkpoint.value) and _put_state(checkpoint.value, reader, out)):
+        items = _StateDictWalk(checkpoint.value, size).items
+        tensors = [item.value for item in items if item.kind == "tensor"]
+        _check_amount(tensors, size)
+        described = [t for t in tensors if isinstance(t, TorchTensor)] if has_ranges else []
+        users = Counter(id(t.storage) for t in described)
+        ranges = {id(t) for t in described if t.is_plain and users[id(t.storage)] == 1}
+        _put_items(items, ranges, checkpoint, reader, out)
     return size
 
 
+def _put_items(
+    items: list[_CheckpointItem], ranges: set[int], checkpoint: Checkpoint, reader: MemoryReader, out: Receiver
+) -> None:
+    """Give items to `out`: tensors whose `id` is in `ranges` as ranges of the file, others by chunks or as arrays."""
+    chunks = checkpoint.chunks
+    others = (i for i in items if i.kind == "tensor" and id(i.value) not in ranges and id(i.value) not in chunks)
+    parts = iter(out.parts(map(_array, others), reader))
+    for path, kind, value in items:
+        if kind == "attribute":
+            out.attribute(path, value)
+        elif kind != "tensor":
+            out.module(path, kind, value)
+        elif id(value) in ranges:
+            out.put_range(path, value.kind, value.shape, reader, value.start, value.nbytes)
+        elif id(value) in chunks:
+            put_chunks(path, value, chunks[id(value)], out)
+        else:
+            out.add(path, next(parts))
+
+
 def _put_state(state: dict[str, Any], reader: MemoryReader, out: Receiver) -> bool:
-    """Give all tensors of a `state_dict()` at once, if each is a range of the file, those of one storage the same."""
+    """Give all tensors of a `state_dict()` at once; return False if they have to be given, and checked, one by one."""
     tensors, forms, names = list(state.values()), dict[Form, int](), "".join(state)
     if "\0" in names or not encodable(names):
-        return False  # the walk says which
-    plain = all(type(t) is TorchTensor and t.is_plain for t in tensors)
-    ranges = [(t.start, t.nbytes) for t in tensors] if plain else []
-    too_many = len(tensors) * _ITEM_COST > _EXPANDED + _ITEM_TIMES * reader.nbytes
-    if not ranges or too_many or len(set(ranges)) > len({id(t.storage) for t in tensors}):
+        return False
+    are_plain = all(type(t) is TorchTensor and t.is_plain for t in tensors)
+    ranges = [(t.start, t.nbytes) for t in tensors] if are_plain else []
+    are_too_many = len(tensors) * _ITEM_COST > _EXPANDED + _ITEM_TIMES * reader.nbytes
+    if not ranges or are_too_many or len(set(ranges)) > len({id(t.storage) for t in tensors}):
         return False
     form_ids = np.array([forms.setdefault((t.kind, t.shape), len(forms)) for t in tensors], np.intp)
     starts, sizes = np.array(ranges, np.uint64).T
     return out.put_state(list(state), list(forms), form_ids, [(reader, starts, sizes)])
 
 
-def _load(reader: MemoryReader) -> Found:
-    """Return the value in a checkpoint's pickle, or that of a folder."""
+def _load(reader: MemoryReader) -> Checkpoint:
+    """Return the content of a checkpoint, or of the folder beside a `.metadata`; FormatError and others as `read`."""
     octets = reader.memory.octets.toreadonly()
     head = bytes(octets[:HEAD])
     if not head:
@@ -122,50 +130,39 @@ def _load(reader: MemoryReader) -> Found:
         raise FormatError("no torch checkpoint, which begins as a zip file or a pickle", advice=advice)
     try:
         if os.path.basename(reader.path or "") == METADATA:
-            return read_folder(reader, lambda part, whole: _load_zipped(MemoryReader(Memory(part)), part, whole)[0])
-        if head.startswith(_ZIP):
-            value, reader.described, members = _load_zipped(reader, octets)
-            # A CRC-32 of 0 stands for none: torch can be told to compute none.
-            reader.sums = lambda: (member.checksum(octets) for member in members.values() if member.crc)
-        else:
-            value, reader.described = _load_bare(octets)
+            return read_folder(reader, lambda part, whole: _load_zipped(MemoryReader(Memory(part)), part, whole))
+        value = _load_zipped(reader, octets) if head.startswith(_ZIP) else _load_bare(reader, octets)
     except (MemoryError, RecordError):
         raise
     except Exception as error:  # a damaged pickle raises anything
         line = str(error) if type(error) is ValueError else "its pickle cannot be read"
         raise FormatError(f"{_WRONG}, or a damaged one: {printable(line)}; copy it again") from error
-    return value, {}, []
+    return Checkpoint(value, {}, [])
 
 
 def stored_members(reader: MemoryReader) -> tuple[_Members, int]:
-    """Return the members of a zip file, and the offset of its directory.
-
-    Raises:
-        FormatError: as `zip_members`; or two members have one name. UnsupportedError: one is compressed or encrypted.
-    """
-    listed, directory = zip_members(reader, _WRONG)
-    for member in listed:
+    """Return a zip file's members by lower-case name, and its directory's offset; RecordError unless all are stored."""
+    all_members, directory = zip_members(reader, _WRONG)
+    for member in all_members:
         if member.method != STORED or member.encrypted:
-            done = "encrypted" if member.method == STORED else "compressed"
+            state = "encrypted" if member.method == STORED else "compressed"
             name = printable(member.name.decode(errors="replace"))
-            fault = f"{_WRONG}, or one that was packed again: '{name}' is {done}"
+            fault = f"{_WRONG}, or one that was packed again: '{name}' is {state}"
             raise UnsupportedError(f"{fault}; unpack it and pack it without compression, or save it anew")
-    members = {member.name.lower(): member for member in listed}
-    if len(members) < len(listed):
+    members = {member.name.lower(): member for member in all_members}
+    if len(members) < len(all_members):
         raise FormatError("two of its members have one name, or differ by case alone; save it anew")
     return members, directory
 
 
-def _load_zipped(
-    reader: MemoryReader, octets: memoryview, whole: TorchNames | None = None
-) -> tuple[Any, tuple[int, int], _Members]:
-    """Return the value in a zip file, the range of its directory, and its members; it may be a part of a `whole`."""
+def _load_zipped(reader: MemoryReader, octets: memoryview, whole: TorchNames | None = None) -> Any:
+    """Return the value in a zip file, which may be part of a `whole`; sets its reader's `described` and `sums`."""
     members, directory = stored_members(reader)
     root = next(iter(members), b"").partition(b"/")[0]
 
-    def read(name: bytes, most: int) -> bytes | None:
+    def read(name: bytes, limit: int) -> bytes | None:
         member = members.get(root + b"/" + name)
-        return None if member is None else bytes(octets[member.start :][: min(member.nbytes, most)])
+        return None if member is None else bytes(octets[member.start :][: min(member.nbytes, limit)])
 
     def place(key: str, storage: TorchStorage) -> None:
         member = members[root + b"/data/" + key.encode()]
@@ -183,36 +180,41 @@ def _load_zipped(
     if order not in (None, b"little", b"big"):
         raise ValueError(f"its byte order is {printable(repr(order))}")
     names = TorchNames(len(octets), place, whole)
-    value, _ = unpickle(pickle, 0, names.named, names.persistent)
-    return value, (directory, len(octets)), members
+    value, _ = unpickle(pickle, 0, names.find_class, names.persistent_load)
+    reader.described = directory, len(octets)
+    # A CRC-32 of 0 stands for none: torch can be told to compute none.
+    reader.sums = lambda: (member.checksum(octets) for member in members.values() if member.crc)
+    return value
 
 
-def _load_bare(octets: memoryview) -> tuple[Any, tuple[int, int]]:
-    """Return the value in a checkpoint from before torch 1.6, and the range of its pickles.
+def _load_bare(reader: MemoryReader, octets: memoryview) -> Any:
+    """Return the value in a checkpoint from before torch 1.6; ValueError or any other for a damaged one.
 
     Magic, version, system, the value and the keys of the storages are a pickle each; then the storages follow, each
-    behind its number of elements.
+    behind its number of elements. `reader` is then `described` by the pickles.
     """
-    names, values, i = TorchNames(len(octets), lambda *_: None), [], 0
+    names, pickles, position = TorchNames(len(octets), lambda *_: None), [], 0
     for expected in (_MAGIC, _PROTOCOL, None, None, None):
-        value, i = unpickle(octets, i, names.named, names.persistent)
+        value, position = unpickle(octets, position, names.find_class, names.persistent_load)
         if expected is not None and value != expected:
             raise ValueError(f"it has {expected} nowhere")
-        values.append(value)
-    end = i
-    for key in values[4]:
+        pickles.append(value)
+    *_, state, keys = pickles
+    reader.described = 0, position
+    for key in keys:
         storage = names.storages[key] if type(key) is str else None
         if storage is None:
             raise ValueError("the key of a storage that no tensor has")
-        count, storage.start = int.from_bytes(octets[i : i + 8], "little"), i + 8
-        i += 8 + storage.nbytes
-        if count * itemsize(storage.dtype) != storage.nbytes or i > len(octets):
+        count, storage.start = int.from_bytes(octets[position : position + 8], "little"), position + 8
+        position += 8 + storage.nbytes
+        if count * itemsize(storage.dtype) != storage.nbytes or position > len(octets):
             raise ValueError("a storage ends too early, or has another size than its tensors")
         storage.octets, storage.in_file = octets, True
-    return values[3], (0, end)
+    return state
 
 
 def _array(item: _CheckpointItem) -> Any:
+    """Return the array of a tensor of torch; numpy's as it is. Errors name the tensor."""
     if not isinstance(item.value, TorchTensor):
         return item.value
     with located(tensor=".".join(item.path)):
@@ -235,36 +237,38 @@ class _StateDictWalk:
     """
 
     def __init__(self, value: Any, size: int) -> None:
+        """Walk through a `value` from a file of `size` bytes; LimitError, UnsupportedError, FormatError."""
         self.items: list[_CheckpointItem] = []
-        self._met: set[int] = set()
-        self._left = _REPEATS
-        self._room = _EXPANDED + _ITEM_TIMES * size
+        self._visited: set[int] = set()
+        self._visits_left = _REPEATS
+        self._memory_left = _EXPANDED + _ITEM_TIMES * size
         if not isinstance(value, dict | list | tuple):
             kind_name = "Tensor" if isinstance(value, TorchTensor | TorchValue) else type(value).__name__
             raise UnsupportedError(f"holds a single {kind_name} without a name; save a dict of tensors")
         self._add_module((), "", value, value if _is_state_dict(value) else None)
 
     def _add_module(self, path: tuple[str, ...], name: str, value: Any, state: Any = None) -> None:
+        """Add a module and all in it; keys of a `state`, a module's `state_dict()`, are split at their dots."""
         kind, type_name, children = self._module(path, name, value)
         self.items.append(_CheckpointItem(path, kind, type_name if path or kind == "object" else ""))
         for key, child in children:
             if type(key) is not str or not key:
                 refuse_key(key, name)
             parts = state_path(key, state) if state is not None else (key,)
-            self._room -= len(parts) * _ITEM_COST + len(name) + len(key)
-            if self._room < 0:
+            self._memory_left -= len(parts) * _ITEM_COST + len(name) + len(key)
+            if self._memory_left < 0:
                 limit = f"{_EXPANDED >> 20} MiB and {_ITEM_TIMES} times the file"
                 fault = f"its items would take more than {limit} in memory; save many values as tensors"
                 raise LimitError(fault, tensor=name or None)
             self._add((*path, *parts), child)
 
     def _module(self, path: tuple[str, ...], name: str, value: Any) -> tuple[str, str, Iterable[tuple[str, Any]]]:
-        """Return kind, class name and children of a module."""
+        """Return kind, class name and children of the module that a value becomes; RecordError if it is none."""
         if isinstance(value, TorchValue) and value.kind.startswith("zcr:"):
             return "object", value.kind, [("value", value.text)]
         if len(path) >= MAX_DEPTH:
             raise LimitError(f"nested more than {MAX_DEPTH} deep; does it contain itself?", tensor=name)
-        if isinstance(value, Fields):
+        if isinstance(value, Namespace):
             if type(value.state) is not dict:
                 raise FormatError("a namespace without names; copy the file again", tensor=name)
             return "object", value.type_name, value.state.items()
@@ -273,35 +277,35 @@ class _StateDictWalk:
             raise UnsupportedError(value.text if isinstance(value, TorchValue) else fault, tensor=name)
         if isinstance(value, set | frozenset):  # sorted below: long texts, in many tuples, would be compared often
             for part in itertools.chain.from_iterable(map(parts_of, value)):
-                self._meet(part, name)
-        if isinstance(value, dict) and any(isinstance(key, Noted) for key in value):
-            value = {key.scalar(name) if isinstance(key, Noted) else key: inner for key, inner in value.items()}
+                self._count_visit(part, name)
+        if isinstance(value, dict) and any(isinstance(key, PickledArray) for key in value):
+            value = {key.scalar(name) if isinstance(key, PickledArray) else key: inner for key, inner in value.items()}
         kind, type_name, children = children_of(value, name)
         assert kind is not None, "the types above have one"
         return KIND_NAMES[kind], type_name, children
 
     def _add(self, path: tuple[str, ...], value: Any) -> None:
+        """Add a value as a tensor, an attribute, or a module with all in it."""
         if type(value) is TorchTensor:
             self.items.append(_CheckpointItem(path, "tensor", value))
             return
         name = ".".join(path)
-        self._meet(value, name)
-        if type(value) is Noted:
+        self._count_visit(value, name)
+        if type(value) is PickledArray:
             self.items.append(_CheckpointItem(path, "tensor", value.array(name)))
         elif is_attribute(value, name):
             self.items.append(_CheckpointItem(path, "attribute", value))
         else:
             self._add_module(path, name, value)
 
-    def _meet(self, value: Any, name: str) -> None:
-        """Count a text or container; LimitError if such were met too often."""
+    def _count_visit(self, value: Any, name: str) -> None:
+        """Count a text or container, met at a `name`; LimitError if the same ones are met too often."""
         if not isinstance(value, Sized):
             return
         cost = len(value) + 1
-        again = id(value) in self._met
-        self._met.add(id(value))
-        self._left += -cost if again else cost * _REPEATED
-        if self._left < 0:
+        self._visits_left += -cost if id(value) in self._visited else cost * _REPEATED
+        self._visited.add(id(value))
+        if self._visits_left < 0:
             raise LimitError("the same lists or texts are there millions of times; the file is malicious", tensor=name)
 
 
@@ -314,13 +318,14 @@ def _is_state_dict(value: Any) -> bool:
 
 
 def _check_amount(tensors: list[Any], size: int) -> None:
-    """Raise LimitError if tensors, such as expanded ones, have far more bytes than the file."""
-    most, distinct = _TIMES * size + _EXPANDED, {}
-    if sum(t.nbytes for t in tensors) <= most:
+    """Raise LimitError if tensors, such as expanded ones, have far more bytes than the file; tied ones count once."""
+    limit, distinct = _TIMES * size + _EXPANDED, dict[Any, int]()
+    if sum(t.nbytes for t in tensors) <= limit:
         return
     for t in tensors:
-        described = isinstance(t, TorchTensor)
-        distinct[(id(t.storage), t.offset, t.shape, t.strides, t.dtype) if described else id(t)] = t.nbytes
+        is_torch = isinstance(t, TorchTensor)
+        key = (id(t.storage), t.offset, t.shape, t.strides, t.dtype) if is_torch else id(t)
+        distinct[key] = t.nbytes
     total = sum(distinct.values())
-    if total > most:
+    if total > limit:
         raise LimitError(f"its tensors claim {total} bytes, the file has {size}; save expanded ones .contiguous()")

@@ -30,7 +30,7 @@ from zcrecord.tensors.packed import PackedTensor
 from zcrecord.tensors.strides import c_strides, is_c_order
 
 from .numpy_types import NAMES
-from .pickled import Function, Stated, check_keys, exactly
+from .pickled import Function, Stateful, check_keys, expect_type
 
 _BOOL = dtypes.by_name["bool"]
 _KINDS = {d.torch: d for d in dtypes.DTYPES if d.torch} | {FLOAT4_PAIRS: dtypes.by_name["float4_e2m1fn"]}
@@ -61,12 +61,15 @@ _PATHS = [
 _ODD_NUMBERS = "a tensor's offset, sizes or strides are not numbers, or below 0"
 _CONTAINER, _CHARACTER = 640, 64  # bytes that are reckoned for an empty container, and for a character of a path
 _SAME = "_rebuild_parameter", "_rebuild_parameter_with_state", "_rebuild_device_tensor_from_cpu_tensor"
-_ASKED, _TIMES = 64 << 20, 4  # limit of the bytes that a pickle's calls make: so many, plus so many times the file
+_CALL_BYTES, _TIMES = 64 << 20, 4  # limit of the bytes that a pickle's calls make: so many, plus so many times the file
 
 
 @dataclass(slots=True, eq=False)
 class TorchValue:
-    """A value of torch: a module's class name and its text; or a dtype, or "", and why no archive holds the value."""
+    """A value of torch that is no tensor: the type name of its module and its text.
+
+    One that no archive holds has the reason as its text; its kind is a dtype if it is a storage's class, or "".
+    """
 
     kind: str
     text: str
@@ -84,7 +87,7 @@ class TorchStorage:
 
     def swap(self) -> None:
         """Replace its bytes by a copy in which each number is in the other byte order."""
-        item = itemsize(self.dtype) >> self.dtype.startswith("complex")
+        item = itemsize(self.dtype) // (2 if self.dtype.startswith("complex") else 1)  # a complex number is two
         numbers = np.ndarray(self.nbytes // item, f"u{item}", self.octets, self.start)
         self.octets, self.start, self.in_file = numbers.byteswap().view(np.uint8).data, 0, False
 
@@ -110,27 +113,27 @@ class TorchTensor:
 
     @property
     def start(self) -> int:
-        """Offset of the first element in the bytes of its storage's memory."""
+        """Offset in bytes of the first element in `storage.octets`."""
         return int(self.storage.start + self.itemsize * self.offset)
 
     @property
     def is_plain(self) -> bool:
-        """True if an archive has its bytes just as they lie in the file, in C order."""
-        plain = self.nbytes > 0 and self.kind.bits >= 8 and self.kind is not _BOOL and not self.metadata
-        return plain and self.in_order and self.storage.in_file
+        """True if an archive has its bytes just as they lie in the file, in C order; False without bytes."""
+        is_unconverted = self.kind.bits >= 8 and self.kind is not _BOOL and not self.metadata
+        return self.nbytes > 0 and is_unconverted and self.in_order and bool(self.storage.in_file)
 
     def array(self) -> Any:
-        """Return the tensor as an array or PackedTensor, a view unless it is conjugate or negated."""
-        native: Any = np.dtype(np.uint8) if self.kind.packed else self.kind.numpy
-        if native is None or (self.kind.packed and not self.shape):
+        """Return an array or PackedTensor, a view unless conjugate or negated; UnsupportedError if numpy has none."""
+        dtype: Any = np.dtype(np.uint8) if self.kind.packed else self.kind.numpy
+        if dtype is None or (self.kind.packed and not self.shape):
             raise UnsupportedError(f"a tensor of torch.{self.dtype} and shape {self.shape}, which numpy cannot have")
         if self.nbytes and self.storage.octets is None:
             raise FormatError("no torch checkpoint, or a damaged one: a storage is missing; copy it again")
-        steps, start = c_strides(self.shape), self.start
+        octets, start, strides = None, 0, c_strides(self.shape)
         if self.nbytes:  # the stride of an axis of length 1 may be any number
-            steps = tuple(s if n > 1 else c for n, s, c in zip(self.shape, self.strides, steps, strict=True))
-        octets, start = (self.storage.octets, start) if self.nbytes else (None, 0)
-        view: Any = np.ndarray(self.shape, native, octets, start, tuple(self.itemsize * s for s in steps))
+            octets, start = self.storage.octets, self.start
+            strides = tuple(s if n > 1 else c for n, s, c in zip(self.shape, self.strides, strides, strict=True))
+        view: Any = np.ndarray(self.shape, dtype, octets, start, tuple(self.itemsize * s for s in strides))
         view = np.conjugate(view) if self.metadata.get("conj") else view
         view = np.negative(view) if self.metadata.get("neg") else view
         if not self.kind.packed:
@@ -138,8 +141,8 @@ class TorchTensor:
         return PackedTensor(np.ascontiguousarray(view).reshape(-1), self.kind, (*self.shape[:-1], 2 * self.shape[-1]))
 
 
-class Fields(Stated):
-    """A namespace: the type name of its module; its state has the fields."""
+class Namespace(Stateful):
+    """An object with fields: the type name of its module in archives; `state` has the fields by name."""
 
     __slots__ = ("type_name",)
 
@@ -148,42 +151,42 @@ class Fields(Stated):
 
 
 class TorchNames:
-    """Values of the names and persistent identifiers in one checkpoint's pickle; `storages` are by their keys."""
+    """Finds what names and persistent identifiers in a checkpoint's pickle stand for; `storages` has those by key."""
 
     def __init__(self, size: int, place: Callable[[str, TorchStorage], None], whole: TorchNames | None = None) -> None:
-        """Serve a file of `size` bytes; `place` is called with the key of each new storage.
+        """Serve a file of `size` bytes; `place` is called with each new storage and its key, and sets its bytes.
 
-        Of a file that is a part of others, with their limit, they are the `whole`.
+        `whole` has the names of a folder if the file is a part of one: its limit of memory is that of all parts.
         """
         self.storages: dict[str, TorchStorage] = {}
-        self._place, self._asked, self._size, self._whole = place, 0, size, whole or self
+        self._place, self._call_nbytes, self._size, self._whole = place, 0, size, whole or self
         if whole is not None:
             whole._size += size
         self._hashes: Counter[int] = Counter()
         tensors: dict[str, Callable[..., Any]] = {
             **dict.fromkeys(("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3"), self._tensor),
-            **dict.fromkeys(_SAME, lambda t, *_: t if type(t) is TorchValue else exactly(TorchTensor, t)),
-            **{name: functools.partial(_unreadable, why) for name, why in _UNREADABLE.items()},
+            **dict.fromkeys(_SAME, lambda t, *_: t if type(t) is TorchValue else expect_type(TorchTensor, t)),
+            **{name: functools.partial(_unreadable, reason) for name, reason in _UNREADABLE.items()},
         }  # fmt: skip
         calls: dict[str, Callable[..., Any]] = {
             "torch._tensor._rebuild_from_type_v2": self._from_type,
-            "torch.Size": lambda sizes=(): exactly(tuple, sizes),
+            "torch.Size": lambda sizes=(): expect_type(tuple, sizes),
             "torch.device": _device,
             "collections.OrderedDict": self._ordered_dict,
             "collections.defaultdict": lambda factory=None: defaultdict(self._factories.get(factory)),
             "collections.deque": self._deque,
             "builtins.set": lambda items: set(self._check_set_items(items)),
             "builtins.frozenset": lambda items: frozenset(self._check_set_items(items)),
-            "types.SimpleNamespace": lambda: Fields("zcr:namespace"),
-            "argparse.Namespace": lambda: Fields("zcr:argparse_namespace"),
+            "types.SimpleNamespace": lambda: Namespace("zcr:namespace"),
+            "argparse.Namespace": lambda: Namespace("zcr:argparse_namespace"),
             "datetime.datetime": _datetime,
-            "datetime.date": lambda data: _datetime(exactly(bytes, data) + bytes(6)).date(),
-            "datetime.time": lambda data, zone=None: _datetime(b"\0\1\1\1" + exactly(bytes, data), zone).timetz(),
+            "datetime.date": lambda data: _datetime(expect_type(bytes, data) + bytes(6)).date(),
+            "datetime.time": lambda data, zone=None: _datetime(b"\0\1\1\1" + expect_type(bytes, data), zone).timetz(),
             "datetime.timedelta": datetime.timedelta,
             "datetime.timezone": datetime.timezone,
             **{f"{module}.{name}": functools.partial(self._path, kind) for module in _PATHLIB for name, kind in _PATHS},
-            "collections.Counter": lambda counts: exactly(dict, counts),
-            "builtins.complex": lambda real, imag: complex(exactly(float, real), exactly(float, imag)),
+            "collections.Counter": lambda counts: expect_type(dict, counts),
+            "builtins.complex": lambda real, imag: complex(expect_type(float, real), expect_type(float, imag)),
             "torch.serialization._get_layout": functools.partial(_unreadable, _PLAIN_VALUE.format("layout")),
             **dict.fromkeys(("builtins.bytes", "builtins.bytearray", "_codecs.encode"), self._octets),
         }
@@ -194,12 +197,12 @@ class TorchNames:
             value = self._names.setdefault(f"builtins.{name}", TorchValue("", _PLAIN_VALUE.format(f"class {name}")))
             self._factories[value] = kind
 
-    def named(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> Any:
         """Return the value of a name; FormatError for any that torch would not load from untrusted files."""
         full = f"{module}.{name}".replace("__builtin__.", "builtins.")  # as Python 2 had it
+        if (value := self._names.get(full)) is not None:
+            return value
         storage = _STORAGES.get(name.removesuffix("Storage")) if name.endswith("Storage") else None
-        if (found := self._names.get(full)) is not None:
-            return found
         if storage and module in ("torch", "torch.cuda", "torch.storage"):
             return TorchValue(storage, _PLAIN_VALUE.format("StorageType"))
         if module == "torch" and (name in _KINDS or _OTHERS.fullmatch(name)):
@@ -210,7 +213,7 @@ class TorchNames:
         fault += " whoever made the file save plain tensors, as torch.save(model.state_dict(), ...) does"
         raise FormatError(fault)
 
-    def persistent(self, identifier: Any) -> TorchStorage:
+    def persistent_load(self, identifier: Any) -> TorchStorage:
         """Return the storage of ("storage", class, key, device, elements), behind which None may stand."""
         name, kind, key, _, count = identifier if identifier[5:] != (None,) else identifier[:5]
         if (name, type(kind), type(key), type(count)) != ("storage", TorchValue, str, int) or count < 0:
@@ -222,68 +225,69 @@ class TorchNames:
         # Tensors without elements may share a storage, each of its own dtype.
         return storage if storage.nbytes else TorchStorage(kind.kind, 0)
 
-    def _tensor(self, storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> TorchTensor | TorchValue:
-        """Return a tensor; after whether it has a gradient, and hooks, `rest` may have a dtype and metadata."""
+    def _tensor(self, storage: Any, offset: Any, size: Any, stride: Any, *more: Any) -> TorchTensor | TorchValue:
+        """Return a tensor, or why archives have none; `more`: requires_grad, hooks, perhaps dtype and metadata."""
         if type(storage) is not TorchStorage or type(size) is not tuple or type(stride) is not tuple:
             raise ValueError("a tensor without storage, sizes or strides")
-        dtype, metadata = storage.dtype, rest[2] if len(rest) > 2 else None
+        dtype, metadata = storage.dtype, more[2] if len(more) > 2 else None
         if type(metadata) is TorchValue:  # _rebuild_tensor_v3
-            dtype, metadata = metadata.text, rest[3] if len(rest) > 3 else None
+            dtype, metadata = metadata.text, more[3] if len(more) > 3 else None
         if dtype not in _KINDS:
-            why = f"dtype torch.{dtype} has no place in an archive; convert the tensor with .to(...) first"
-            return TorchValue("", why)
+            advice = "convert the tensor with .to(...) first"
+            return TorchValue("", f"dtype torch.{dtype} has no place in an archive; {advice}")
         if len(size) > MAX_RANK:
             return TorchValue("", f"a tensor of {len(size)} dimensions, at most {MAX_RANK} are legal; .reshape() it")
-        return TorchTensor(storage, dtype, offset, size, stride, exactly(dict, metadata) if metadata else {})
+        return TorchTensor(storage, dtype, offset, size, stride, expect_type(dict, metadata) if metadata else {})
 
     def _from_type(self, function: Any, _kind: Any, arguments: Any, _state: Any) -> Any:
+        """Return the tensor of a subclass of torch.Tensor, which `function` makes; its class and state are left out."""
         if function not in self._tensors.values():
             raise ValueError("a tensor that no function of torch makes")
-        return function.call(*exactly(tuple, arguments))
+        return function.call(*expect_type(tuple, arguments))
 
     def _path(self, kind: Any, *parts: Any) -> Path:
-        """Return a path of any system, which this one takes for one of its own."""
-        self._reserve(sum(_CHARACTER * len(exactly(str, part)) for part in parts))
+        """Return a path of any system, as one of this system; `kind` is its class, `parts` its components."""
+        self._reserve(sum(_CHARACTER * len(expect_type(str, part)) for part in parts))
         return Path(kind(*parts).as_posix())
 
-    def _deque(self, _items: Any = (), most: Any = None) -> deque[Any]:
+    def _deque(self, _items: Any = (), maxlen: Any = None) -> deque[Any]:
         """Return an empty deque: its items follow."""
         self._reserve(_CONTAINER)
-        return deque(maxlen=most)
+        return deque(maxlen=maxlen)
 
     def _check_set_items(self, items: Any) -> list[Any]:
-        """Return the items of a set after a look at their hashes."""
-        checked: list[Any] = exactly(list, items)
+        """Return the items of a set; raises what `check_keys` does, and LimitError for too many."""
+        checked: list[Any] = expect_type(list, items)
         self._reserve(_CONTAINER + 128 * len(checked))
         check_keys(checked, None, self._hashes)
         return checked
 
     def _reserve(self, nbytes: int) -> None:
-        """Raise LimitError before the calls in a pickle have made far more bytes than the file has."""
+        """Count bytes that a call is about to make; LimitError once they are far more than the file has."""
         whole = self._whole
-        whole._asked += nbytes
-        if whole._asked > _TIMES * whole._size + _ASKED:
-            fault = f"its pickle asks for {whole._asked} bytes, the file has {whole._size}; the file is malicious"
+        whole._call_nbytes += nbytes
+        if whole._call_nbytes > _TIMES * whole._size + _CALL_BYTES:
+            fault = f"its pickle asks for {whole._call_nbytes} bytes, the file has {whole._size}; the file is malicious"
             raise LimitError(fault)
 
     def _octets(self, value: Any = b"", encoding: Any = "latin1") -> bytes:
-        """Return the bytes of a text, as pickles of protocol 2 have them; of a number so many zeros."""
+        """Return the bytes of a latin-1 text, as protocol 2 pickles them; for a number n, n zero bytes."""
         if encoding not in ("latin1", "latin-1") or type(value) not in (str, bytes, int):
             raise ValueError("bytes of what is neither a text nor a number")
         self._reserve(abs(value) if isinstance(value, int) else len(value))
         return value.encode("latin1") if isinstance(value, str) else bytes(value)
 
     def _ordered_dict(self, items: Any = ()) -> dict[str, Any]:
-        """Return an OrderedDict; Python 2 had its items as an argument."""
+        """Return an OrderedDict; `items` are a list of pairs, as Python 2 pickled it, or nothing."""
         self._reserve(_CONTAINER + 64 * len(items))
-        if items and not all(len(pair) == 2 and type(pair[0]) is str for pair in exactly(list, items)):
+        if items and not all(len(pair) == 2 and type(pair[0]) is str for pair in expect_type(list, items)):
             raise ValueError("an OrderedDict of what is no list of pairs")
         return OrderedDict(items)
 
 
 @functools.lru_cache(1024)
 def _extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int, bool]:
-    """Return the number of a tensor's elements, the end of the last one, and whether they are in C order."""
+    """Return a tensor's element count, the extent in elements, and if it is in C order; ValueError for no tensor."""
     if len(shape) != len(strides) or min(*shape, *strides, 0, 0) < 0:
         raise ValueError(_ODD_NUMBERS)
     count = prod(shape)
@@ -298,19 +302,20 @@ def itemsize(dtype: str) -> int:
     return max(_KINDS[dtype].bits // 8, 1) if dtype in _KINDS else 1
 
 
-def _unreadable(why: str, *_: Any) -> TorchValue:
-    return TorchValue("", why)
+def _unreadable(reason: str, *_: Any) -> TorchValue:
+    return TorchValue("", reason)
 
 
 def _datetime(data: Any, zone: Any = None) -> datetime.datetime:
-    """Return the time in the ten bytes that pickles have; a high bit of the month is `fold`. ValueError if none is."""
-    year, fold_month, day, hour, minute, second, high, low = struct.unpack(">H5BBH", exactly(bytes, data))
+    """Return the time in the ten bytes of a pickled datetime, where the month's high bit is `fold`; or ValueError."""
+    year, fold_month, day, hour, minute, second, high, low = struct.unpack(">H5BBH", expect_type(bytes, data))
     fold, month = divmod(fold_month, 128)
     return datetime.datetime(year, month, day, hour, minute, second, high << 16 | low, zone, fold=fold)
 
 
 def _device(kind: Any, index: Any = None) -> TorchValue:
-    text = exactly(str, kind) if index is None else f"{exactly(str, kind)[:16]}:{exactly(int, index)}"
+    """Return a device, such as cuda:0, as the object that archives have for it; ValueError if torch has none such."""
+    text = expect_type(str, kind) if index is None else f"{expect_type(str, kind)[:16]}:{expect_type(int, index)}"
     if not _DEVICES.fullmatch(text):
         raise ValueError("a device that torch does not have")
     return TorchValue("zcr:torch_device", text)

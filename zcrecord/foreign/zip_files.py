@@ -71,7 +71,7 @@ class MemberReader:
 
     def __init__(self, reader: Reader, member: Member) -> None:
         self._reader, self._position, self._end = reader, member.start, member.start + member.packed
-        self._left, self._crc, self._expected = member.nbytes, 0, member.crc
+        self._unread, self._crc, self._expected = member.nbytes, 0, member.crc
         self._inflater = zlib.decompressobj(-zlib.MAX_WBITS) if member.method == DEFLATED else None
 
     def read(self, nbytes: int) -> Any:
@@ -80,20 +80,22 @@ class MemberReader:
         Raises:
             FormatError: the member ends before, or is damaged.
         """
-        if nbytes > self._left:
-            raise FormatError(f"ends {nbytes - self._left} bytes early; the file is truncated or damaged")
+        if nbytes > self._unread:
+            raise FormatError(f"ends {nbytes - self._unread} bytes early; the file is truncated or damaged")
         data = self._packed(nbytes) if self._inflater is None else self._inflated(nbytes, self._inflater)
         self._crc = zlib.crc32(data, self._crc)
-        self._left -= nbytes
-        if not self._left and self._crc != self._expected:
+        self._unread -= nbytes
+        if not self._unread and self._crc != self._expected:
             raise FormatError("damaged (Bad CRC-32); copy it again")
         return data
 
-    def _packed(self, most: int) -> Any:
-        start, self._position = self._position, min(self._position + most, self._end)
-        return _read(self._reader, start, self._position - start)
+    def _packed(self, limit: int) -> Any:
+        """Return the next bytes of the member as it is stored, at most `limit`; none at its end."""
+        start, self._position = self._position, min(self._position + limit, self._end)
+        return _read_exactly(self._reader, start, self._position - start)
 
     def _inflated(self, nbytes: int, inflater: Any) -> bytes:
+        """Return exactly so many next bytes of a deflated member; FormatError if it is damaged."""
         parts = []
         while nbytes:
             packed = inflater.unconsumed_tail or self._packed(_PACKED)
@@ -108,7 +110,7 @@ class MemberReader:
 
 
 def zip_members(reader: Reader, wrong: str) -> tuple[list[Member], int]:
-    """Return the members of a zip file, and the offset of its directory; `wrong` says what a file of another kind is.
+    """Return the members of a zip file, and the offset of its directory; `wrong` tells what it is if it is no zip file.
 
     The file must begin with the first member, and end with one directory and the end records right behind it. Members
     must not overlap, and each member's own header must agree with the directory. So every reader finds the same
@@ -121,8 +123,8 @@ def zip_members(reader: Reader, wrong: str) -> tuple[list[Member], int]:
     tail = bytes(reader.read_at(max(total - _TAIL, 0), _TAIL))
     if not 0 <= tail.rfind(_END_MAGIC) <= len(tail) - _END.size:
         raise FormatError(f"damaged, or {wrong} (it does not end as a zip file); copy it again")
-    start, end, count = _directory(reader, total)
-    members = list(_entries(bytes(_read(reader, start, end - start)), start))
+    start, end, count = _find_directory(reader, total)
+    members = list(_directory_members(bytes(_read_exactly(reader, start, end - start)), start))
     if len(members) != count:
         raise FormatError(f"its directory has {len(members)} members, its end record says {count}; {_ALIKE}")
     if min((member.offset for member in members), default=start):
@@ -142,47 +144,49 @@ def zip_members(reader: Reader, wrong: str) -> tuple[list[Member], int]:
 
 
 def _set_start(member: Member, reader: Reader) -> str:
-    """Set the start of a member's bytes from its own header; return the fault of a member that readers differ about."""
-    header = bytes(_read(reader, member.offset, _LOCAL.size + len(member.name)))
+    """Set the start of a member's bytes from its own header; return why readers would differ about it, or ""."""
+    header = bytes(_read_exactly(reader, member.offset, _LOCAL.size + len(member.name)))
     magic, method, name_size, extra_size = _LOCAL.unpack_from(header)
     member.start = member.offset + _LOCAL.size + name_size + extra_size
-    kinds = [kind for kind, _ in _fields(member.extra)]
-    alike = (magic, method, name_size) == (_LOCAL_MAGIC, member.method, len(member.name))
-    if not alike or not header.endswith(member.name):
+    kinds = [kind for kind, _ in _extra_fields(member.extra)]
+    agrees = (magic, method, name_size) == (_LOCAL_MAGIC, member.method, len(member.name))
+    if not agrees or not header.endswith(member.name):
         return "the directory and the member's own header contradict each other"
     if method == STORED and member.packed != member.nbytes:
         return f"stored in {member.packed} bytes, of which {member.nbytes} should come"
     if member.nbytes and (member.attributes & _FOLDER or member.name.endswith(b"/")):
         return f"a folder, and {member.nbytes} bytes in it"
     # Of a name with NUL zipfile and miniz take what comes before, this reader all.
-    twice = kinds.count(_ZIP64) > 1 or _OTHER_NAME in kinds or b"\0" in member.name
-    return "two sizes or two names for this member" if twice else ""
+    is_ambiguous = kinds.count(_ZIP64) > 1 or _OTHER_NAME in kinds or b"\0" in member.name
+    return "two sizes or two names for this member" if is_ambiguous else ""
 
 
-def _read(reader: Reader, offset: int, nbytes: int) -> Any:
+def _read_exactly(reader: Reader, offset: int, nbytes: int) -> Any:
+    """Return exactly this range of a file; FormatError if it ends before."""
     data = reader.read_at(offset, nbytes) if offset < (reader.nbytes or 0) else b""
     if len(data) < nbytes:
         raise FormatError(f"ends {nbytes - len(data)} bytes early; the file is truncated or damaged", offset=offset)
     return data
 
 
-def _directory(reader: Reader, total: int) -> tuple[int, int, int]:
-    """Return start and end of the directory and its number of members, from the end records."""
+def _find_directory(reader: Reader, total: int) -> tuple[int, int, int]:
+    """Return start and end of the directory and its number of members, by the end records; FormatError for damage."""
     end = total - _END.size
-    magic, disk, first_disk, entries, count, nbytes, start, comment = _END.unpack(_read(reader, end, _END.size))
+    magic, disk, first_disk, entries, count, nbytes, start, comment = _END.unpack(_read_exactly(reader, end, _END.size))
     if magic != _END_MAGIC or comment:
         raise FormatError(f"a comment or other bytes behind its end record; {_ALIKE}", offset=end)
     narrow: tuple[int, ...] = (disk, first_disk, entries, count, nbytes, start)
-    before = end - _LOCATOR.size
-    if before >= 0 and (locator := _LOCATOR.unpack(_read(reader, before, _LOCATOR.size)))[0] == _LOCATOR_MAGIC:
-        end = before - _END64.size
-        if end < 0 or locator[1:] != (0, end, 1):
-            raise FormatError(f"its ZIP64 end record is not in front of its locator; {_ALIKE}", offset=before)
-        magic, size, _, _, *wide = _END64.unpack(_read(reader, end, _END64.size))
+    locator_start = end - _LOCATOR.size
+    locator = _read_exactly(reader, locator_start, _LOCATOR.size) if locator_start >= 0 else b""
+    if bytes(locator[:4]) == _LOCATOR_MAGIC:
+        end = locator_start - _END64.size
+        if end < 0 or locator != _LOCATOR.pack(_LOCATOR_MAGIC, 0, end, 1):  # disk, offset, and number of disks
+            raise FormatError(f"its ZIP64 end record is not in front of its locator; {_ALIKE}", offset=locator_start)
+        magic, size, _, _, *wide = _END64.unpack(_read_exactly(reader, end, _END64.size))
         if magic != _END64_MAGIC or size != _END64.size - 12:
             raise FormatError(f"its ZIP64 end record is damaged; {_ALIKE}", offset=end)
-        full = (0xFFFF,) * 4 + (0xFFFFFFFF,) * 2
-        if any(small not in (large, most) for small, large, most in zip(narrow, wide, full, strict=True)):
+        overflows = (0xFFFF,) * 4 + (_WIDE,) * 2
+        if any(small not in (large, mark) for small, large, mark in zip(narrow, wide, overflows, strict=True)):
             raise FormatError(f"its two end records contradict each other; {_ALIKE}", offset=end)
         narrow = tuple(wide)
     disk, first_disk, entries, count, nbytes, start = narrow
@@ -194,20 +198,20 @@ def _directory(reader: Reader, total: int) -> tuple[int, int, int]:
     return start, end, count
 
 
-def _entries(directory: bytes, start: int) -> Iterator[Member]:
-    """Yield the members in a directory that lies at `start`."""
+def _directory_members(directory: bytes, start: int) -> Iterator[Member]:
+    """Yield the members in a directory that lies at `start`; FormatError if it is damaged."""
     position = 0
     while position < len(directory):
         if position + _ENTRY.size > len(directory) or not directory.startswith(_ENTRY_MAGIC, position):
             raise FormatError(f"its directory is damaged; {_ALIKE}", offset=start + position)
         entry = _ENTRY.unpack_from(directory, position)
-        _, flags, method, crc, packed, nbytes, name_size, extra_size, comment, attributes, offset = entry
+        _, flags, method, crc, packed, nbytes, name_size, extra_size, comment_size, attributes, offset = entry
         extra_start = position + _ENTRY.size + name_size
-        following = extra_start + extra_size + comment
+        following = extra_start + extra_size + comment_size
         name = directory[extra_start - name_size : extra_start]
         extra = directory[extra_start : extra_start + extra_size]
         sizes: tuple[int, ...] = nbytes, packed, offset
-        field = next((data for kind, data in _fields(extra) if kind == _ZIP64), None) if _WIDE in sizes else None
+        field = next((data for kind, data in _extra_fields(extra) if kind == _ZIP64), None) if _WIDE in sizes else None
         if field is not None:
             wide = iter(struct.unpack_from(f"<{len(field) // 8}Q", field))
             sizes = tuple(next(wide, -1) if n == _WIDE else n for n in sizes)
@@ -218,10 +222,10 @@ def _entries(directory: bytes, start: int) -> Iterator[Member]:
         yield Member(name, extra, flags, method, crc, packed, nbytes, attributes, offset)
 
 
-def _fields(extra: bytes) -> Iterator[tuple[int, bytes]]:
+def _extra_fields(extra: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield the kinds and the bytes of a member's extra fields."""
-    at = 0
-    while at + 4 <= len(extra):
-        kind, size = struct.unpack_from("<2H", extra, at)
-        yield kind, extra[at + 4 : at + 4 + size]
-        at += 4 + size
+    end = 0
+    while (start := end + 4) <= len(extra):
+        kind, size = struct.unpack_from("<2H", extra, end)
+        end = start + size
+        yield kind, extra[start:end]

@@ -49,7 +49,7 @@ from zcrecord.storage.files import (
 from zcrecord.storage.folders import model_folder, names_folder, takes_folder
 from zcrecord.writing.writers import ConvertReport, conversion_report
 
-from .copying import copy_file, fetched
+from .copying import copy_file, open_fetched
 
 __all__ = ["FORMATS", "ConvertReport", "Format", "convert"]
 
@@ -109,26 +109,29 @@ def convert(
     if is_url(source):
         from zcrecord.remote.open_url import remote_file  # here, because few sources are URLs
 
-        remote = remote_file(source, storage_options)
-        source, remote = (remote, None) if isinstance(remote, str) else (source, remote)
+        opened = remote_file(source, storage_options)
+        if isinstance(opened, str):  # of a file: URL its path
+            source = opened
+        else:
+            remote = opened
     folder = path_or_none(source)
     if folder is not None and os.path.isdir(folder):
         source = model_in(folder, source_format)
         if source != folder:
             path_beside(source, os.path.basename(source))  # raises for a link out of the folder
     source_path, dest_path = path_or_none(source), path_or_none(dest)
-    into = dest_path is not None and _goes_into_folder(folder, dest_path, dest_format)
-    target = _check_dest_format(None if into else dest_path, dest_format)
+    is_into_folder = dest_path is not None and _goes_into_folder(folder, dest_path, dest_format)
+    target = _choose_dest_format(None if is_into_folder else dest_path, dest_format)
     _check_options(target, dest_path, alignment, max_shard_size, metadata)
     with contextlib.ExitStack() as stack:
         stack.enter_context(reading_drafts())
-        if into and dest_path is not None:
+        if is_into_folder and dest_path is not None:
             dest = stack.enter_context(_open_model_folder(source, folder, dest_path, target, force, durable))
             dest_path = os.path.join(dest_path, os.path.basename(dest))
         dest = place_for(dest, check_destination(source_path, dest_path, force, storage_options), storage_options)
         fetch: Any = None
         if remote is not None:
-            source_path, fetch = remote.shown, partial(fetched, remote, str(source), storage_options)
+            source_path, fetch = remote.shown, partial(open_fetched, remote, str(source), storage_options)
         stream, kind = stack.enter_context(_open_input(remote or source, source_path, source_format, fetch))
         options = force, alignment, durable, max_shard_size, metadata, progress or (lambda *_: None), storage_options
         work = _Conversion(started, path_or_none(dest), *options)
@@ -147,11 +150,7 @@ def convert(
 def _open_model_folder(
     source: Any, folder: str | None, dest: str, target: str, force: bool, durable: bool
 ) -> Iterator[str]:
-    """Yield a path for the weights in a model folder; companions in the source's folder are copied, too.
-
-    Raises:
-        DestinationExistsError: the source is the weights, or their index.
-    """
+    """Yield a path for a model folder's weights, with its companions; DestinationExistsError if the source is there."""
     stem = os.path.basename(path_or_none(source) or "").partition(".")[0]
     weights = f"{stem if stem in _OWN_NAMES else 'model'}{FORMATS[target].suffixes[0]}"
     for name in (weights, f"{weights}.index.json"):
@@ -163,7 +162,7 @@ def _open_model_folder(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Conversion:
-    """One conversion, with its options."""
+    """One conversion, with the options of `convert`; `dest` is where to write, `dest_path` its path, None if none."""
 
     started: float
     dest_path: str | None
@@ -177,8 +176,7 @@ class _Conversion:
 
     def to_archive(self, kind: str, source: Any, dest: Any) -> ConvertReport:
         """Convert a source of any format to an archive."""
-        options: dict[str, Any] = {"alignment": self.alignment, "durable": self.durable}
-        options |= {"storage_options": self.storage_options}
+        options = dict[str, Any](alignment=self.alignment, durable=self.durable, storage_options=self.storage_options)
         if kind == ONNX:
             if self.max_shard_size is not None:
                 raise UnsupportedError("a shard size is not for ONNX; convert the archive that is made of it")
@@ -186,11 +184,11 @@ class _Conversion:
             return onnx.convert(source, dest, force=self.force, **options)
         options |= {"max_shard_size": self.max_shard_size}
         if kind == ARCHIVE:
-            with _load(source) as loaded:
-                draft = loaded.archive.header.version == DRAFT
-                record = untuned_record(loaded) if draft or self.max_shard_size is not None else loaded
-                own = _without_signatures(record.metadata) if draft else record.metadata
-                options["metadata"] = {**own, **metadata_now(self.metadata)}
+            with _load_archive(source) as loaded:
+                is_draft = loaded.archive.header.version == DRAFT
+                record = untuned_record(loaded) if is_draft or self.max_shard_size is not None else loaded
+                metadata = _without_signatures(record.metadata) if is_draft else record.metadata
+                options["metadata"] = {**metadata, **metadata_now(self.metadata)}
                 saved, modules = save_record(record, dest, progress=self.progress, **options), len(record.modules)
                 nbytes = loaded.archive_nbytes
         else:
@@ -211,11 +209,10 @@ class _Conversion:
 
     def from_archive(self, source: Any, target: str, dest: Any) -> ConvertReport:
         """Convert an archive to another format."""
-        options: dict[str, Any] = {"durable": self.durable, "progress": self.progress}
-        options |= {"storage_options": self.storage_options}
+        options = dict[str, Any](durable=self.durable, progress=self.progress, storage_options=self.storage_options)
         if target == SAFETENSORS:
             options |= {"max_shard_size": self.max_shard_size, "force": self.force}
-        with _load(source) as loaded:
+        with _load_archive(source) as loaded:
             check_no_own_shard(loaded, self.dest_path)
             record = untuned_record(loaded)
             writer: Any = importlib.import_module(f".{target}", __name__)  # here, because a conversion needs one
@@ -232,7 +229,7 @@ class _Conversion:
             )
 
     def through_archive(self, kind: str, source: Any, target: str, dest: Any) -> ConvertReport:
-        """Convert between two other formats, by a scratch archive."""
+        """Convert between two other formats, by a scratch archive beside `dest`, or in the temporary folder."""
         beside = self.dest_path
         if beside is None or is_url(beside) or (os.path.exists(beside) and not os.path.isfile(beside)):  # a pipe
             beside = os.path.join(tempfile.gettempdir(), "zcrecord")
@@ -241,23 +238,20 @@ class _Conversion:
                 handle, between = stack.enter_context(scratch_file(f"{os.path.abspath(beside)}-between", 0o600))
             with refusals(beside), open(handle.fileno(), "w+b", buffering=0, closefd=False) as file:
                 scratch = dataclasses.replace(self, durable=False, max_shard_size=None)
-                first = scratch.to_archive(kind, source, file)
-            last = self.from_archive(between, target, dest)
-        return dataclasses.replace(last, input_bytes=first.input_bytes, renamed=first.renamed)
+                read_report = scratch.to_archive(kind, source, file)
+            write_report = self.from_archive(between, target, dest)
+        return dataclasses.replace(write_report, input_bytes=read_report.input_bytes, renamed=read_report.renamed)
 
 
-def _load(source: Any) -> Record:
+def _load_archive(source: Any) -> Record:
+    """Return the record of an archive: a record already, a path, bytes or a stream."""
     if isinstance(source, Record):
         return source
     return load_record(source if isinstance(source, str | bytearray) else source.read())
 
 
 def _decompress(stream: Any, packed: PeekableStream, nbytes: int | None) -> bytearray:
-    """Return the bytes of the archive in a packed stream, which has `nbytes` bytes if known.
-
-    Raises:
-        LimitError: the archive is far larger than the packed stream.
-    """
+    """Return the archive in a packed stream of `nbytes` bytes, None if unknown; LimitError if it is far larger."""
     from zcrecord.transport.frames import check_expansion  # here, because few archives are packed
 
     out = bytearray()
@@ -277,7 +271,7 @@ def _without_signatures(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tied_bytes(record: Record) -> tuple[int, int]:
-    """Return the bytes of tensors that are tied to an earlier one, and of all tensors."""
+    """Return the bytes of those tensors that are tied to an earlier one, and the bytes of all tensors."""
     seen: set[int] = set()
     repeated = total = 0
     for info in record.infos():
@@ -292,6 +286,7 @@ def _tied_bytes(record: Record) -> tuple[int, int]:
 def _check_options(
     target: str, dest: str | None, alignment: int, max_shard_size: int | None, metadata: Metadata | None
 ) -> None:
+    """Raise UnsupportedError for options of `convert` that the output's format does not have."""
     check_alignment(alignment)
     if target != ARCHIVE and metadata is not None:
         raise UnsupportedError(f"metadata can be added to archives; {target} has that of the record")
@@ -301,7 +296,8 @@ def _check_options(
         raise UnsupportedError("a shard size is for archives and safetensors written to a path, in bytes from 1 on")
 
 
-def _check_dest_format(path: str | None, dest_format: str | None) -> str:
+def _choose_dest_format(path: str | None, dest_format: str | None) -> str:
+    """Return the format asked for, or that of a path's suffix; UnsupportedError if it is not written."""
     kind = dest_format if dest_format is not None else ARCHIVE if path is None else format_by_suffix(path)
     written = ", ".join(f.name for f in FORMATS.values() if f.writes)
     if kind is None:
@@ -316,9 +312,9 @@ def _check_dest_format(path: str | None, dest_format: str | None) -> str:
 
 @contextlib.contextmanager
 def _open_input(source: Any, path: str | None, source_format: str | None, fetch: Any) -> Iterator[tuple[Any, str]]:
-    """Yield the source, ready to be read, and its format; a path that is no regular file is opened, once.
+    """Yield the source as its format's reader takes it, and its format; a path that is no regular file is opened once.
 
-    A remote file is read forward, or brought here by `fetch`, which takes its format.
+    A remote file is read forward, or brought here by `fetch`, which is called with its format.
     """
     if path is not None and os.path.isdir(path):  # several models of ONNX
         yield path, ONNX
@@ -334,8 +330,8 @@ def _open_input(source: Any, path: str | None, source_format: str | None, fetch:
             stack.enter_context(stream)
         peeked = PeekableStream(stream)
         stream = decompressed(peeked)
-        packed = stream is not peeked
-        if packed:
+        is_packed = stream is not peeked
+        if is_packed:
             stream = PeekableStream(stream)
         file_type = sniff_file_type(stream.head)
         kind = source_format
@@ -344,28 +340,25 @@ def _open_input(source: Any, path: str | None, source_format: str | None, fetch:
         kind = _guess_format(file_type, path) if kind is None else kind
         if kind not in FORMATS:
             raise UnsupportedError(f"format {printable(kind)} is not known; {', '.join(FORMATS)}", path=path)
-        if path is not None and nbytes is not None and not packed:
+        if path is not None and nbytes is not None and not is_packed:
             stream = path
-        elif fetch is not None and (kind == ARCHIVE or not (packed or FORMATS[kind].streams)):
-            stream, packed = stack.enter_context(fetch(FORMATS[kind])), False
+        elif fetch is not None and (kind == ARCHIVE or not (is_packed or FORMATS[kind].streams)):
+            stream, is_packed = stack.enter_context(fetch(FORMATS[kind])), False
         elif not FORMATS[kind].streams:
-            reason = "compressed; decompress it first" if packed else "from a pipe; write it to a file first"
+            reason = "compressed; decompress it first" if is_packed else "from a pipe; write it to a file first"
             raise UnsupportedError(f"{kind} cannot be read {reason}", path=path)
-        yield _decompress(stream, peeked, nbytes) if packed and kind == ARCHIVE else stream, kind
+        yield _decompress(stream, peeked, nbytes) if is_packed and kind == ARCHIVE else stream, kind
 
 
 def _format_by_content(file_type: FileType | None, head: bytes, path: str | None) -> str | None:
+    """Return the format of a file by its first bytes and type; None if these may be those of several formats."""
     if head.lstrip()[:1] == b"{" and path is not None and path.lower().endswith(".json"):
         return SAFETENSORS  # an index of shards
     return file_type.format if file_type is not None and file_type.format != ONNX else None
 
 
 def _guess_format(file_type: FileType | None, path: str | None) -> str:
-    """Return the format of a file without a known suffix, if its first bytes leave little doubt.
-
-    Raises:
-        FormatError: they do not; names the type of the file if it is known.
-    """
+    """Return the format of a file without a known suffix by its first bytes; FormatError if they leave doubt."""
     if file_type is not None and file_type.format is not None:
         return file_type.format
     if file_type is not None and not file_type.text.startswith("this is a zip"):
@@ -376,10 +369,10 @@ def _guess_format(file_type: FileType | None, path: str | None) -> str:
 
 
 def _goes_into_folder(source: str | None, dest: str, dest_format: str | None) -> bool:
-    """Return True if the output goes into a folder `dest`; depends on `dest`, its suffix, and the source."""
+    """Return True if the output goes into a folder `dest`; depends on `dest`, its suffix, and the source's path."""
     if is_url(dest):
         return False
-    folder, plain = source is not None and os.path.isdir(source), format_by_suffix(dest) is None
+    is_from_folder, has_suffix = source is not None and os.path.isdir(source), format_by_suffix(dest) is not None
     if names_folder(dest):
-        return folder or plain or dest.endswith("/")
-    return folder and plain and dest_format is None and takes_folder(dest)
+        return is_from_folder or not has_suffix or dest.endswith("/")
+    return is_from_folder and not has_suffix and dest_format is None and takes_folder(dest)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from zcrecord.codec.entries import Order
@@ -13,20 +13,17 @@ from zcrecord.dtypes import DType
 from zcrecord.errors import RecordError, located
 from zcrecord.foreign import format_reader
 from zcrecord.foreign.readers import FileReader
+from zcrecord.foreign.receiver import Path, Pieces, Shape
 from zcrecord.record.load import load_record
 from zcrecord.record.record_writer import RecordWriter
 from zcrecord.remote.file import RemoteFile
 from zcrecord.storage.files import Binary, Progress, scratch_folder
 
-__all__ = ["Copying", "copy_file", "fetched"]
+__all__ = ["Copying", "copy_file", "open_fetched"]
 
 
 def copy_file(kind: str, source: str | Binary, out: RecordWriter, progress: Progress) -> int:
-    """Copy a file of another format to an archive that is being written; returns the bytes of input.
-
-    Raises:
-        RecordError: that of the format's reader, or of the writer.
-    """
+    """Copy a file of another format to an archive that is being written; return the bytes of input."""
     with FileReader(source) as reader, located(path=reader.path):
         nbytes = format_reader(kind)(reader, Copying(out, reader.nbytes, progress))
     progress(nbytes, nbytes)
@@ -34,12 +31,8 @@ def copy_file(kind: str, source: str | Binary, out: RecordWriter, progress: Prog
 
 
 @contextlib.contextmanager
-def fetched(file: RemoteFile, url: str, options: Mapping[str, Any] | None, kind: Format) -> Iterator[Any]:
-    """Yield the record of a remote archive, or the path of a copy of any other remote file; errors name the URL.
-
-    Raises:
-        SourceError: the file cannot be read.
-    """
+def open_fetched(file: RemoteFile, url: str, options: Mapping[str, Any] | None, kind: Format) -> Iterator[Any]:
+    """Yield the record of a remote archive, or the path of a copy of any other file; errors name the URL."""
     if kind.name == "zcr":
         with load_record(url, storage_options=options) as record:
             yield record
@@ -67,9 +60,8 @@ class Copying:
         self._done, self._total = 0, nbytes
 
     def put_range(
-        self, path: Sequence[str], kind: DType, shape: Sequence[int], reader: Any, offset: int, nbytes: int,
-        order: Order = "C",
-    ) -> None:  # fmt: skip
+        self, path: Path, kind: DType, shape: Shape, reader: Any, offset: int, nbytes: int, order: Order = "C"
+    ) -> None:
         """Copy a tensor whose bytes lie in the file of a reader."""
         with self._out.tensor(path, kind, shape, order=order) as tensor:
             if nbytes:
@@ -77,15 +69,14 @@ class Copying:
             self._copy(tensor, reader.pieces(nbytes))
 
     def put_decoded(
-        self, path: Sequence[str], kind: DType, shape: Sequence[int], pieces: Callable[[], Iterable[Any]], _reason: str,
-        order: Order = "C",
-    ) -> None:  # fmt: skip
-        """Copy a tensor that is decoded."""
+        self, path: Path, kind: DType, shape: Shape, pieces: Pieces, _reason: str, order: Order = "C"
+    ) -> None:
+        """Copy a tensor whose bytes `pieces` yields."""
         with self._out.tensor(path, kind, shape, order=order) as tensor:
             self._copy(tensor, pieces())
 
     def parts(self, values: Iterable[Any], _reader: Any = None) -> list[Any]:
-        """Return tensors in memory that may share it, to be added one by one."""
+        """Return tensors in memory, ties between them found, to be added one by one."""
         return self._out.parts(values)
 
     def add(self, path: Any, value: Any) -> None:
@@ -94,10 +85,12 @@ class Copying:
         self._report(0)
 
     def _copy(self, tensor: Any, pieces: Iterable[Any]) -> None:
+        """Write pieces to a tensor of the archive, and report each."""
         for piece in pieces:
             tensor.write(piece)
             self._report(memoryview(piece).nbytes)
 
     def _report(self, nbytes: int) -> None:
+        """Call `progress` after so many more bytes, at most the size of the input: tied tensors have more."""
         self._done += nbytes
         self._progress(self._done if self._total is None else min(self._done, self._total), self._total)

@@ -5,6 +5,7 @@ The rest of an archive's content (see `structure_of`) is in the member 'zcrecord
 
 from __future__ import annotations
 
+import contextlib
 import io
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -60,35 +61,42 @@ def write(
         with located(path=record.archive.path, tensor=info.name):
             _check(info)
     structure = structure_of(record, payloads.infos, texts=False)
-    octets = structure.metadata.pop(BYTES, ())
-    octets = set(octets) if isinstance(octets, list | tuple) else set()
+    names = structure.metadata.pop(BYTES, ())
+    byte_arrays = set(names) if isinstance(names, list | tuple) else set()
     data = (structure.encode() or "").encode()
     if len(data) > MAX_TEXT:
         fault = f"attributes and metadata take {len(data)} bytes as JSON, {STRUCTURE} has at most {MAX_TEXT}"
         raise LimitError(fault, path=record.archive.path)
-    done = 0
+    written = 0
     with open_sink(dest, durable=durable, options=storage_options) as sink:
-        file: Any = _ZipSink(sink)
-        opened = zipfile.ZipFile(file, "w")
-        try:
+        with _open_zip(sink) as zip_file:
             for info in payloads.infos:
-                member, header, pieces = _member(record, payloads, info, info.name in octets)
-                with opened.open(member, "w") as entry:
+                member, header, pieces = _member(record, payloads, info, octets=info.name in byte_arrays)
+                with zip_file.open(member, "w") as entry:
                     entry.write(header)
                     for piece in pieces:
                         entry.write(piece)
-                        done += memoryview(piece).nbytes
+                        written += memoryview(piece).nbytes
                         if progress is not None:
-                            progress(done, max(done, payloads.nbytes))
+                            progress(written, max(written, payloads.nbytes))
             if data:
-                opened.writestr(_zip_entry(STRUCTURE, len(data)), data)
-            opened.close()
-        except BaseException:
-            # Given up: a member that Ctrl-C left open, and the file, close into nothing when they are collected.
-            opened.fp, opened._writing, opened._didModify = io.BytesIO(), False, False  # type: ignore[attr-defined]
-            raise
+                zip_file.writestr(_zip_entry(STRUCTURE, len(data)), data)
         payloads.release()
         return sink.position
+
+
+@contextlib.contextmanager
+def _open_zip(sink: Sink) -> Iterator[zipfile.ZipFile]:
+    """Yield a zip file that is written to a sink; after an error nothing more is."""
+    file: Any = _ZipSink(sink)
+    zip_file = zipfile.ZipFile(file, "w")
+    try:
+        yield zip_file
+        zip_file.close()
+    except BaseException:
+        # Given up: a member that Ctrl-C left open, and the file, close into nothing when they are collected.
+        zip_file.fp, zip_file._writing, zip_file._didModify = io.BytesIO(), False, False  # type: ignore[attr-defined]
+        raise
 
 
 def _check(info: TensorInfo) -> None:
@@ -104,13 +112,13 @@ def _check(info: TensorInfo) -> None:
 
 
 def _member(
-    record: Record, payloads: Payloads, info: TensorInfo, octets: bool
+    record: Record, payloads: Payloads, info: TensorInfo, *, octets: bool
 ) -> tuple[zipfile.ZipInfo, bytes, Iterator[Any]]:
-    """Return a member's zip entry, the array's header, and the bytes that follow it."""
+    """Return a tensor's zip entry, its .npy header, and the bytes that follow it; `octets`: strings are no text."""
     pieces: Iterator[Any]
     if info.dtype is dtypes.STRING:
         with located(path=record.archive.path, tensor=info.name):
-            descr, pieces = string_rows(record[info.name], octets=octets, most=MEMORY + TIMES * info.nbytes)
+            descr, pieces = string_rows(record[info.name], octets=octets, max_nbytes=MEMORY + TIMES * info.nbytes)
         header, nbytes = encode_npy_header(descr, info.shape), np.dtype(descr).itemsize * prod(info.shape)
     else:
         assert info.dtype.numpy is not None
@@ -144,6 +152,7 @@ class _ZipSink:
         self._position = sink.position
 
     def write(self, data: Any) -> int:
+        """Write bytes at the position: behind the others, or over bytes of a header; return how many."""
         size = memoryview(data).nbytes
         if self._position == self._sink.position:
             self._sink.write(data)
@@ -159,6 +168,7 @@ class _ZipSink:
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to an offset, or, with any other `whence`, to the end; return the position."""
         self._position = offset if whence == io.SEEK_SET else self._sink.position
         return self._position
 

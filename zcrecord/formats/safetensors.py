@@ -69,24 +69,24 @@ def write(
         structure.order = [info.name for info in infos]
         plan = _plan(sorted(infos, key=lambda info: -info.bits), max_shard_size)
     metadata = {name: value for name, value in record.metadata.items() if name not in structure.metadata}
-    out = _Output(payloads, durable, progress)
+    out = _SafetensorsOutput(payloads, durable, progress)
     path = path_or_none(dest)
     if path is not None and (len(plan) > 1 or path.endswith(shards.INDEX)):
         if is_url(path):
             raise UnsupportedError("safetensors in shards are for paths; write one file", path=path)
-        return out.shards(path, plan, metadata, structure, force)
+        return out.write_shards(path, plan, metadata, structure, force)
     if structure.encode() is not None:
         structure.marked = FORMAT not in metadata
         metadata |= {FORMAT: "pt"} if structure.marked else {}
         metadata[KEY] = structure.encode()
     header = encode_header(_entries(plan[0]), metadata)
     with open_sink(dest, durable=durable, options=storage_options) as sink:
-        return out.file(sink, header, plan[0])
+        return out.write_file(sink, header, plan[0])
 
 
 def _check(info: TensorInfo) -> None:
     """Raise UnsupportedError unless safetensors has a place for this tensor."""
-    kind, count = info.dtype, info.nbytes * 8
+    kind = info.dtype
     if kind.code not in dtypes.by_code:
         raise UnsupportedError(f"its element type ({kind.name}) is not known here; upgrade zcrecord")
     if info.name == METADATA:
@@ -98,12 +98,13 @@ def _check(info: TensorInfo) -> None:
         raise UnsupportedError(f"safetensors has no {kind.name}; save it as {form}")
     if info.bits != kind.bits:
         raise UnsupportedError(f"safetensors has {kind.name} in {kind.bits} bits, not in {info.bits}; save it packed")
-    if kind.packed and prod(info.shape) * info.bits != count:
+    if kind.packed and prod(info.shape) * info.bits != 8 * info.nbytes:
         raise UnsupportedError(f"its {kind.name} elements do not fill whole bytes, as safetensors demands; pad it")
 
 
-def _plan(infos: Sequence[TensorInfo], most: int | None) -> list[list[TensorInfo]]:
-    return [[infos[i] for i in shard] for shard in shards.fill([info.nbytes for info in infos], most)]
+def _plan(infos: Sequence[TensorInfo], max_nbytes: int | None) -> list[list[TensorInfo]]:
+    """Return the tensors of each shard, as `group_by_size`."""
+    return [[infos[i] for i in shard] for shard in shards.group_by_size([info.nbytes for info in infos], max_nbytes)]
 
 
 def _all_aligned(infos: Sequence[TensorInfo]) -> bool:
@@ -113,21 +114,22 @@ def _all_aligned(infos: Sequence[TensorInfo]) -> bool:
 
 
 def _entries(infos: Iterable[TensorInfo]) -> Iterable[HeaderEntry]:
+    """Yield the header's entries of tensors that lie one after the other."""
     offset = 0
     for info in infos:
         yield HeaderEntry(info.name, info.dtype, info.shape, offset, offset + info.nbytes)
         offset += info.nbytes
 
 
-class _Output:
+class _SafetensorsOutput:
     """A record on its way out: one file, or several."""
 
     def __init__(self, payloads: Payloads, durable: bool, progress: Progress | None) -> None:
         self._payloads, self._durable, self._progress = payloads, durable, progress
         self._done = 0
 
-    def file(self, sink: Sink, header: bytes, infos: Sequence[TensorInfo]) -> int:
-        """Write one file; returns its bytes."""
+    def write_file(self, sink: Sink, header: bytes, infos: Sequence[TensorInfo]) -> int:
+        """Write the header and the tensors of one file to a sink; return the file's size in bytes."""
         sink.reserve(len(header) + sum(info.nbytes for info in infos))
         sink.write(header)
         for info in infos:
@@ -139,26 +141,30 @@ class _Output:
         self._payloads.release()
         return sink.position
 
-    def shards(
+    def write_shards(
         self, dest: str, plan: list[list[TensorInfo]], metadata: dict[str, str], structure: Structure, force: bool
     ) -> int:
-        """Write files and their index; none appears before all are written, and the index appears last."""
+        """Write shards and their index; none appears before all are written, the index last. Return their bytes."""
         place_beside_shards(dest)
         index_path, paths = shards.shard_paths(dest, len(plan))
         versions = [check_destination(None, path, force) for path in (index_path, *paths)]
-        reals = [*map(place_beside_shards, (*paths, index_path))]
-        places = zip(reals, (*versions[1:], versions[0]), strict=True)
-        weight_map = {i.name: os.path.basename(p) for p, part in zip(paths, plan, strict=True) for i in part}
+        real_paths = [*map(place_beside_shards, (*paths, index_path))]
+        places = zip(real_paths, (*versions[1:], versions[0]), strict=True)
+        weight_map = {
+            info.name: os.path.basename(path) for path, infos in zip(paths, plan, strict=True) for info in infos
+        }
         text = structure.encode()
         index = shards.encode_index(weight_map, {} if text is None else {KEY: text}, self._payloads.nbytes)
-        headers = [encode_header(_entries(part), metadata) for part in plan]
-        old = version_of(dest) if os.path.isfile(dest) else ()
-        with FileGroup(reals[-1], durable=self._durable) as group:
-            written = sum(self.file(group.add(), header, part) for header, part in zip(headers, plan, strict=True))
+        headers = [encode_header(_entries(infos), metadata) for infos in plan]
+        old_version = version_of(dest) if os.path.isfile(dest) else ()
+        with FileGroup(real_paths[-1], durable=self._durable) as group:
+            written = sum(
+                self.write_file(group.add(), header, infos) for header, infos in zip(headers, plan, strict=True)
+            )
             group.add().write(index)
             files = [Placement(scratch, *place) for scratch, place in zip(group.finish(), places, strict=True)]
-            with refusals(dest), folder_locks(map(os.path.dirname, reals)):
+            with refusals(dest), folder_locks(map(os.path.dirname, real_paths)):
                 put_in_place(files, durable=self._durable)
-                if old and version_of(dest) == old:
+                if old_version and version_of(dest) == old_version:
                     os.unlink(dest)  # what was to be replaced; readers would prefer it to the index
         return written + len(index)

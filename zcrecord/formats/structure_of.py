@@ -12,11 +12,11 @@ from zcrecord.writing.module_tree import state_path
 
 
 def structure_of(record: Record, infos: Sequence[TensorInfo], *, texts: bool) -> Structure:
-    """Return a record's structure; `texts` leaves out metadata that is text, if the format stores that itself."""
+    """Return a record's structure; with `texts` without metadata that is text, which the format stores itself."""
     out = Structure()
     number = {info.name: i for i, info in enumerate(infos)}
-    paths: list[tuple[str, ...]] = []  # of the open modules
-    position = 0  # the number of tensors before
+    paths: list[tuple[str, ...]] = []  # of the modules around a child, by depth
+    position = 0  # how many tensors come before it
     for depth, key, child in record.walk():
         del paths[depth:]
         path = (*paths[-1], key) if paths else ()
@@ -31,8 +31,8 @@ def structure_of(record: Record, infos: Sequence[TensorInfo], *, texts: bool) ->
         else:
             out.items.append((position, path, child))
     out.ties = _ties(infos)
-    plain = {name for name, value in record.metadata.items() if texts and isinstance(value, str) and name != KEY}
-    out.metadata = {name: value for name, value in record.metadata.items() if name not in plain}
+    left_out = {name for name, value in record.metadata.items() if texts and isinstance(value, str) and name != KEY}
+    out.metadata = {name: value for name, value in record.metadata.items() if name not in left_out}
     return out
 
 

@@ -22,7 +22,7 @@ def beside_views(
 ) -> dict[str, Any]:
     """Return tensors by name, in saved order: those that a framework has a type for from `make`, others as views.
 
-    `holds` returns True if the framework has tensors of an element type, stored in so many bits, and of a shape.
+    `holds` tells if it has tensors of an element type, in so many bits, and a shape; `make` gets an archive of those.
     """
     if names is not None:
         archive = subset.select(archive, names, None)
@@ -41,5 +41,5 @@ def beside_views(
 
 
 def unsupported_elements(kind: str, fault: str) -> RecordError:
-    """Return the error for elements that a framework has no type for."""
+    """Return the error for elements of type `kind`, which a framework has no type for; `fault` is its first part."""
     return UnsupportedError(f"{fault}; leave such out with names=lambda tensor: tensor.dtype.name != {kind!r}")

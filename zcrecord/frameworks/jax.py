@@ -59,13 +59,13 @@ def beside_jax_views(
     jax = import_jax()
 
     @functools.cache
-    def known(dtype: np.dtype[Any] | None) -> bool:
+    def has_type(dtype: np.dtype[Any] | None) -> bool:
         try:
             return dtype is not None and jax.device_put(np.zeros(1, dtype)) is not None
         except (TypeError, ValueError, RuntimeError):
             return False
 
-    return beside_views(archive, names, lambda kind, _bits, _shape: known(kind.numpy), make)
+    return beside_views(archive, names, lambda kind, _bits, _shape: has_type(kind.numpy), make)
 
 
 def import_jax() -> Any:
@@ -78,7 +78,7 @@ def import_jax() -> Any:
 
 
 def _arrays(jax: Any, archive: Archive) -> Iterator[Any]:
-    """Yield every array, in saved order."""
+    """Yield every tensor as an array of jax, in saved order; tied ones as one and the same array."""
     copy = functools.partial(jax.numpy.array, copy=True)
     put: Callable[[Array], Any] = jax.device_put if archive.mode == "r" else copy
     checked_dtypes(jax, archive)
@@ -96,18 +96,18 @@ def _arrays(jax: Any, archive: Archive) -> Iterator[Any]:
 
 
 def checked_dtypes(jax: Any, archive: Archive) -> list[np.dtype[Any]]:
-    """Return each tensor's numpy dtype; UnsupportedError if jax would halve its elements, LimitError for many views."""
+    """Return each tensor's numpy dtype; UnsupportedError if jax would convert it, LimitError as `jax_arrays`."""
     check_views(archive)
     codes = archive.index.tensors["dtype"].tolist()
-    known = {code: numpy_type(code) for code in codes}
-    for code, dtype in known.items():
+    dtype_of = {code: numpy_type(code) for code in codes}
+    for code, dtype in dtype_of.items():
         converted = jax.device_put(np.zeros(1, dtype)).dtype
         if converted != dtype:
             enable = 'jax.config.update("jax_enable_x64", True)'
             fault = f"jax would make {converted} of {dtype}, unless {enable} comes first"
             error = unsupported_elements(dtype.name, fault)
             raise error.located(path=archive.path, tensor=archive.index.name(codes.index(code)))
-    return [known[code] for code in codes]
+    return [dtype_of[code] for code in codes]
 
 
 def as_jax_input(view: Any) -> Array:
@@ -133,20 +133,22 @@ def like_template(record: Any, like: Any, *, keep_numpy: bool = False) -> Any:
     """Return a pytree of the structure of `like`; each leaf is the tensor or attribute saved under its keys.
 
     With `keep_numpy` a leaf that is numpy's in `like` is the record's view, and never converted for jax.
+    MismatchError: the record lacks a leaf, or has one of another shape, or one that `like` has no place for.
     """
     tree_util, archive = import_jax().tree_util, record.archive
     leaves, structure = tree_util.tree_flatten_with_path(like)
-    own = {_name(path) for path, leaf in leaves if keep_numpy and isinstance(leaf, np.ndarray | np.generic)}
-    names = None if own.isdisjoint(record.names) else lambda tensor: tensor.name not in own
+    numpy_leaves = (path for path, leaf in leaves if keep_numpy and isinstance(leaf, np.ndarray | np.generic))
+    as_numpy = set(map(_dotted_name, numpy_leaves))
+    names = None if as_numpy.isdisjoint(record.names) else lambda tensor: tensor.name not in as_numpy
     by_name = record.jax(names, shardings=_shardings(record, leaves) or None)
-    tensors = [record[name] if name in own else by_name[name] for name in record.names]
+    tensors = [record[name] if name in as_numpy else by_name[name] for name in record.names]
     root = unflatten.unflatten(archive.index, 0, lambda i: _Leaf(tensors[i], True), archive.payload, _branch_or_leaf)
     used: set[Any] = set()  # leaves by their identities, items of lists by that and their number
     with located(path=archive.path):
         values = [_value_at(root, path, leaf, used) for path, leaf in leaves]
-        for where, value in _unused_values(root, "", used):
+        for unused_name, value in _unused_values(root, "", used):
             fault = f"expected no such key, found {_describe(value)}: like= has no place for it"
-            raise MismatchError(f"{fault}; {_ADVICE}", tensor=where)
+            raise MismatchError(f"{fault}; {_ADVICE}", tensor=unused_name)
     return tree_util.tree_unflatten(structure, values)
 
 
@@ -155,14 +157,14 @@ def _shardings(record: Any, leaves: Sequence[tuple[Any, Any]]) -> dict[str, Any]
     jax = import_jax()
     default, out = jax.sharding.SingleDeviceSharding(jax.devices()[0]), {}
     for path, leaf in leaves:
-        name, sharding = _name(path), getattr(leaf, "sharding", None)
+        name, sharding = _dotted_name(path), getattr(leaf, "sharding", None)
         is_sharded = isinstance(sharding, jax.sharding.Sharding) and sharding != default
         if is_sharded and name in record and record.info(name).shape == tuple(leaf.shape):
             out[name] = sharding
     return out
 
 
-def _name(path: Sequence[Any]) -> str:
+def _dotted_name(path: Sequence[Any]) -> str:
     return ".".join(str(path_key(step)) for step in path)
 
 
@@ -178,14 +180,14 @@ def _branch_or_leaf(kind: int, type_name: str, items: list[tuple[str, Any]]) -> 
 
 
 def _value_at(root: _Branch, path: Sequence[Any], leaf: Any, used: set[Any]) -> Any:
-    """Return the record's value under a leaf's keys."""
+    """Return the record's value under a leaf's keys, noted in `used`; MismatchError if none fits the leaf."""
     node: Any = root
     keys = [str(path_key(step)) for step in path]
     for depth, key in enumerate(keys):
         inner = node.items.get(key) if isinstance(node, _Branch) else _use_item(node, key, used)
         if inner is None:
-            where = ".".join(keys[: depth + 1])
-            raise MismatchError(f"expected {_describe_leaf(leaf)}, found no such key; {_ADVICE}", tensor=where)
+            name = ".".join(keys[: depth + 1])
+            raise MismatchError(f"expected {_describe_leaf(leaf)}, found no such key; {_ADVICE}", tensor=name)
         node = inner
     fits = isinstance(node, _Leaf) and (node.is_tensor or not _is_array(leaf))
     if fits and _is_array(leaf):
@@ -207,14 +209,15 @@ def _use_item(node: Any, key: str, used: set[Any]) -> Any:
 
 
 def _is_used(leaf: _Leaf, used: set[Any]) -> bool:
+    """Return True if a leaf was used as a whole, or every item of its list or tuple was."""
     items = leaf.value if isinstance(leaf.value, list | tuple) and leaf.value else None
     return id(leaf) in used or (items is not None and all((id(leaf), i) in used for i in range(len(items))))
 
 
-def _unused_values(branch: Any, where: str, used: set[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield values that no leaf of the template used; None, empty lists and plain fields of objects are structure."""
+def _unused_values(branch: Any, prefix: str, used: set[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield names and values that no leaf of the template used, except None, empty lists, and objects' attributes."""
     for key, child in branch.items.items():
-        name = f"{where}.{key}" if where else key
+        name = f"{prefix}.{key}" if prefix else key
         if isinstance(child, _Branch):
             yield from _unused_values(child, name, used)
         elif not _is_used(child, used) and (child.is_tensor or not (branch.is_object or child.value in (None, [], ()))):
@@ -232,6 +235,7 @@ def _describe_leaf(leaf: Any) -> str:
 
 
 def _describe(node: _Branch | _Leaf) -> str:
+    """Return a saved module, tensor or attribute in words, for an error."""
     if isinstance(node, _Branch):
         return "a module"
     if node.is_tensor:

@@ -99,7 +99,7 @@ def torch_device(torch: Any, device: Any) -> Any:
 
 
 def torch_dtype(torch: Any, kind: DType, bits: int) -> Any:
-    """Return torch's dtype for an element type in so many bits, that of pairs for float4; UnsupportedError without."""
+    """Return torch's dtype for an element type in so many bits, for float4 that of pairs, or UnsupportedError."""
     name = FLOAT4_PAIRS if kind.name == "float4_e2m1fn" and bits == kind.bits else kind.torch
     dtype = getattr(torch, name or "", None)
     if dtype is None:
@@ -124,10 +124,10 @@ def torch_shape(kind: DType, bits: int, shape: tuple[int, ...]) -> tuple[int, ..
 
 
 def shared_payloads(archive: Archive) -> set[int]:
-    """Return the payloads that more than one tensor uses."""
-    used = archive.index.tensors["payload"]
-    used = np.sort(used[used != NONE])
-    return set(used[1:][used[1:] == used[:-1]].tolist())
+    """Return the numbers of payloads that more than one tensor uses."""
+    payloads = archive.index.tensors["payload"]
+    numbers, counts = np.unique(payloads[payloads != NONE], return_counts=True)
+    return set(numbers[counts > 1].tolist())
 
 
 class _TorchTensors:
@@ -143,34 +143,35 @@ class _TorchTensors:
         shared = shared_payloads(self._archive)
         rows, from_numpy = self._archive.index.tensors, self._torch.from_numpy
         payloads = rows["payload"].tolist()
-        whole = (rows["strides"] == NONE) & (rows["payload"] != NONE) & (rows["bits"] >= 8)
-        easy = whole.tolist() if self._device.type == "cpu" and self._archive.mode == "c" else [False] * len(payloads)
-        known: set[np.dtype[Any]] = set()  # dtypes that torch takes without conversion
+        is_plain = (rows["strides"] == NONE) & (rows["payload"] != NONE) & (rows["bits"] >= 8)
+        is_direct = (is_plain & (self._device.type == "cpu" and self._archive.mode == "c")).tolist()
+        plain_dtypes: set[np.dtype[Any]] = set()  # that torch takes without conversion
         for i, (number, view) in enumerate(zip(payloads, self._archive.views(), strict=True)):
             if number in shared:
-                yield self._part(i, number, view)
-            elif easy[i] and view.dtype in known:  # the usual case
+                yield self._tied_tensor(i, number, view)
+            elif is_direct[i] and view.dtype in plain_dtypes:  # the usual case
                 yield from_numpy(view)
             else:
-                tensor = self._whole(view)
-                if easy[i] and self._torch_form(view)[1] is view.dtype and from_numpy(view).dtype is tensor.dtype:
-                    known.add(view.dtype)
+                tensor = self._untied_tensor(view)
+                if is_direct[i] and self._torch_form(view)[1] is view.dtype and from_numpy(view).dtype is tensor.dtype:
+                    plain_dtypes.add(view.dtype)
                 yield tensor
 
     def _torch_form(self, view: Any) -> tuple[Any, Any]:
         """Return torch's dtype for a view, and a dtype of numpy for the same bytes that torch takes."""
         key = getattr(view, "kind", None) or getattr(view, "dtype", None)
         if key not in self._forms:
-            packed = not isinstance(view, np.ndarray)
-            kind, bits = (view.kind, view.kind.bits) if packed else (dtypes.from_numpy(view.dtype), 8 * view.itemsize)
-            carrier = np.dtype(np.uint8) if packed else view.dtype
+            if isinstance(view, np.ndarray):
+                kind, bits, carrier = dtypes.from_numpy(view.dtype), 8 * view.itemsize, view.dtype
+            else:
+                kind, bits, carrier = view.kind, view.kind.bits, np.dtype(np.uint8)
             if carrier.isbuiltin == 2:  # ml_dtypes', which torch does not know
                 carrier = np.dtype(np.uint8 if carrier.itemsize == 1 else np.int16)
             self._forms[key] = torch_dtype(self._torch, kind, bits), carrier
         return self._forms[key]
 
-    def _whole(self, view: Any) -> Any:
-        """Return the one tensor of a payload, over its bytes."""
+    def _untied_tensor(self, view: Any) -> Any:
+        """Return the only tensor of a payload: over its bytes, or a copy on another device, or of negative strides."""
         dtype, carrier = self._torch_form(view)
         if isinstance(view, PackedTensor):
             view = view.packed.reshape(torch_shape(view.kind, view.kind.bits, view.shape))
@@ -189,20 +190,21 @@ class _TorchTensors:
             return view
         return view.copy("K") if self._copied else _as_writable(view)
 
-    def _part(self, i: int, number: int, view: Any) -> Any:
-        """Return one of several tensors of a payload, in their common storage."""
+    def _tied_tensor(self, i: int, number: int, view: Any) -> Any:
+        """Return tensor i, one of several of payload `number`, over the storage that they share."""
         dtype, _ = self._torch_form(view)
         base = self._payload_tensor(number)
         base = base[: len(base) // dtype.itemsize * dtype.itemsize].view(dtype)
         if isinstance(view, PackedTensor):
             return base.view(torch_shape(view.kind, view.kind.bits, view.shape)).detach()
         if min(view.strides, default=0) < 0:
-            return self._whole(view)
+            return self._untied_tensor(view)
         strides = tuple(s // view.itemsize for s in view.strides)
         # A detached tensor is not a view for autograd, but shares the count of in-place writes with its tied ones.
         return base.as_strided(view.shape, strides, self._archive.row(i).byte_offset // view.itemsize).detach()
 
     def _payload_tensor(self, number: int) -> Any:
+        """Return a payload's bytes as one tensor, on the device; the same one at each call."""
         if number not in self._bases:
             octets, offset = self._archive.source.locate(number)
             nbytes = self._archive.index.payloads[number]["nbytes"]
@@ -212,7 +214,7 @@ class _TorchTensors:
 
 
 def _as_writable(view: Array) -> Array:
-    """Return read-only memory as if it were writable, so that torch does not warn: `writable=False` was asked for."""
+    """Return an array over read-only memory that says it is writable, so that torch does not warn; keeps `view`."""
     interface = view.__array_interface__
     interface["data"] = interface["data"][0], False
     return np.asarray(SimpleNamespace(__array_interface__=interface, owner=view))

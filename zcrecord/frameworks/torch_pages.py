@@ -25,7 +25,7 @@ from .torch import import_torch
 
 Runs = list[tuple[int, int]]  # addresses and sizes
 _REQUEST = 1 << 17  # bytes of one request: the system cuts longer ones at the device's largest request
-_MOST_RUNS = 1 << 20  # runs of pages of one tensor that are requested one by one
+_MAX_RUNS = 1 << 20  # runs of pages of one tensor that are requested one by one
 
 # Methods and functions that read no element: they return views, or facts about the tensor.
 _LOOKS = frozenset(
@@ -69,26 +69,26 @@ def _tensor_class() -> Any:
 
         @classmethod
         def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            inputs = [value for value in _flat([*args, *(kwargs or {}).values()]) if isinstance(value, cls)]
+            inputs = [value for value in _flatten([*args, *(kwargs or {}).values()]) if isinstance(value, cls)]
             with torch._C.DisableTorchFunctionSubclass():  # as torch's notes on subclasses do
-                mapped = [value for value in inputs if _still_mapped(value)]
-                _prepare(func.__name__, mapped, args, kwargs or {})
+                mapped = [value for value in inputs if _is_mapped(value)]
+                _prepare_inputs(func.__name__, mapped, args, kwargs or {})
                 out = func(*args, **(kwargs or {}))
-                return _wrap_result(cls, out, [value for value in mapped if _whole(value).mapped])
+                return _wrap_result(cls, out, [value for value in mapped if _whole_tensor(value).mapped])
 
     return PagedTensor
 
 
-def _prepare(name: str, inputs: list[Any], args: Any, kwargs: Any) -> None:
+def _prepare_inputs(name: str, inputs: list[Any], args: Any, kwargs: Any) -> None:
     """Request the pages that a call will read, and give memory of its own to a tensor that it will write."""
-    written = [kwargs.get("out")]
+    outputs = [kwargs.get("out")]
     if name in _WRITES or (name.endswith("_") and not name.endswith("__")):
-        written.append(args[0] if args else None)
+        outputs.append(args[0] if args else None)
     for tensor in inputs:
-        if any(tensor is one for one in written):
+        if any(tensor is output for output in outputs):
             _make_private(tensor)
         elif name not in _LOOKS and not (name == "__getitem__" and _selects_view(args[1])):
-            _ask_for(tensor)
+            _request_tensor(tensor)
 
 
 def _selects_view(index: Any) -> bool:
@@ -97,16 +97,17 @@ def _selects_view(index: Any) -> bool:
     return all(part is None or part is ... or isinstance(part, int | slice) for part in parts)
 
 
-def _flat(values: Iterable[Any]) -> Iterator[Any]:
+def _flatten(values: Iterable[Any]) -> Iterator[Any]:
+    """Yield the items of nested lists and tuples."""
     for value in values:
         if isinstance(value, list | tuple):
-            yield from _flat(value)
+            yield from _flatten(value)
         else:
             yield value
 
 
 def _wrap_result(cls: Any, out: Any, inputs: list[Any]) -> Any:
-    """Return a call's result, with tensors over mapped storage as instances of the subclass."""
+    """Return a call's result, in which tensors over the storage of an input are of the subclass, with its `whole`."""
     if isinstance(out, list | tuple) and inputs:
         wrapped = [_wrap_result(cls, tensor, inputs) for tensor in out]
         return wrapped if isinstance(out, list) else tuple(wrapped) if type(out) is tuple else out
@@ -116,18 +117,18 @@ def _wrap_result(cls: Any, out: Any, inputs: list[Any]) -> Any:
     for tensor in inputs:
         if address and tensor.untyped_storage().data_ptr() == address:
             view = out.as_subclass(cls)
-            view.whole = _whole(tensor)
+            view.whole = _whole_tensor(tensor)
             return view
     return out
 
 
-def _whole(tensor: Any) -> Any:
+def _whole_tensor(tensor: Any) -> Any:
     return tensor.__dict__.get("whole", tensor)  # not stored for itself: a cycle would delay the mapping's close
 
 
-def _still_mapped(tensor: Any) -> bool:
+def _is_mapped(tensor: Any) -> bool:
     """Return True if a tensor lies on the file; a view of a moved tensor is moved first."""
-    whole = _whole(tensor)
+    whole = _whole_tensor(tensor)
     if not whole.mapped and tensor is not whole:
         _set_storage(tensor, whole.untyped_storage())
     return bool(whole.mapped)
@@ -135,9 +136,9 @@ def _still_mapped(tensor: Any) -> bool:
 
 def _make_private(tensor: Any) -> None:
     """Give a tensor, and the whole tensor that it is a part of, memory of their own."""
-    whole = _whole(tensor)
+    whole = _whole_tensor(tensor)
     if whole.mapped:
-        _ask_for(whole)
+        _request_tensor(whole)
         _set_storage(whole, whole.untyped_storage().clone())
         whole.mapped = False
     _set_storage(tensor, whole.untyped_storage())
@@ -148,12 +149,12 @@ def _set_storage(tensor: Any, storage: Any) -> None:
         tensor.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
-def _ask_for(tensor: Any) -> None:
+def _request_tensor(tensor: Any) -> None:
     """Make the system read the pages of a tensor, without waiting, and call `check`."""
     if tensor.numel():
         runs = _page_runs(tensor.data_ptr(), tensor.element_size(), tensor.shape, tensor.stride())
         request(runs)
-        whole = _whole(tensor)
+        whole = _whole_tensor(tensor)
         if whole.check is not None:
             whole.check(runs, tensor.numel() >= whole.numel())
 
@@ -161,23 +162,24 @@ def _ask_for(tensor: Any) -> None:
 def request(runs: Runs) -> None:
     """Make the system read runs of pages, without waiting."""
     for start, nbytes in runs if hasattr(mmap, "MADV_WILLNEED") else ():
-        for at in range(start, start + nbytes, _REQUEST):
-            advise(at, min(_REQUEST, start + nbytes - at), mmap.MADV_WILLNEED)
+        end = start + nbytes
+        for address in range(start, end, _REQUEST):
+            advise(address, min(_REQUEST, end - address), mmap.MADV_WILLNEED)
 
 
 def _page_runs(address: int, itemsize: int, shape: Iterable[int], strides: Iterable[int]) -> Runs:
     """Return start and size of each run of neighbouring pages that hold an element; strides count elements."""
-    run, count = itemsize, 1
+    run, count = itemsize, 1  # bytes from each start on, and the number of starts
     starts = np.zeros(1, np.int64)
     for stride, length in sorted((s * itemsize, n) for n, s in zip(shape, strides, strict=True) if n > 1 and s):
-        if stride <= run or count * length > _MOST_RUNS:
+        if stride <= run or count * length > _MAX_RUNS:
             run = max(run, run + stride * (length - 1))  # without gaps, or including the gaps
         else:
             starts = np.add.outer(np.arange(length) * stride, starts).ravel()
             count *= length
-    first = (address + starts) // mmap.PAGESIZE
-    last = (address + starts + run - 1) // mmap.PAGESIZE
-    gaps = np.flatnonzero(first[1:] > last[:-1] + 1) + 1
-    lows, highs = first[np.r_[0, gaps]], last[np.r_[gaps - 1, len(last) - 1]]
+    first_pages = (address + starts) // mmap.PAGESIZE
+    last_pages = (address + starts + run - 1) // mmap.PAGESIZE
+    gaps = np.flatnonzero(first_pages[1:] > last_pages[:-1] + 1) + 1
+    lows, highs = first_pages[np.r_[0, gaps]], last_pages[np.r_[gaps - 1, len(last_pages) - 1]]
     sizes = (highs - lows + 1) * mmap.PAGESIZE
     return list(zip((lows * mmap.PAGESIZE).tolist(), sizes.tolist(), strict=True))

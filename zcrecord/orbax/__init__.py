@@ -19,6 +19,7 @@ __all__ = ["ZcrCheckpointHandler", "ZcrRestore", "ZcrSave"]
 
 
 def __getattr__(name: str) -> Any:
+    """Make the public classes, with orbax's as their bases, and register them; DependencyError without orbax."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
@@ -28,8 +29,9 @@ def __getattr__(name: str) -> Any:
     from . import handler
 
     bases = (ocp.handlers.AsyncCheckpointHandler, ocp.args.CheckpointArgs, ocp.args.CheckpointArgs)
-    for own, base in zip(map(vars(handler).__getitem__, __all__), bases, strict=True):
-        globals()[own.__name__] = type(own.__name__, (own, base), {"__doc__": own.__doc__, "__module__": __name__})
+    for own_class, orbax_base in zip(map(vars(handler).__getitem__, __all__), bases, strict=True):
+        namespace = {"__doc__": own_class.__doc__, "__module__": __name__}
+        globals()[own_class.__name__] = type(own_class.__name__, (own_class, orbax_base), namespace)
     ours = globals()
     ocp.args.register_with_handler(ours["ZcrCheckpointHandler"], for_restore=True)(ours["ZcrRestore"])
     ocp.args.register_with_handler(ours["ZcrCheckpointHandler"], for_save=True)(ours["ZcrSave"])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -60,10 +60,10 @@ class ZcrCheckpointHandler(AsyncCheckpointHandler):  # type: ignore[misc]
     """
 
     async def async_save(self, directory: Any, args: Any) -> Any:
-        """Take the state of an item, and return futures of its files; UnsupportedError names all values refused."""
+        """Copy the state of an item, and return futures of its files; UnsupportedError names all values refused."""
         from orbax.checkpoint import future
 
-        records = _records(import_jax(), args.item)
+        records = _records_to_write(import_jax(), args.item)
 
         async def write() -> None:
             for name, record in records.items():
@@ -95,17 +95,17 @@ class ZcrCheckpointHandler(AsyncCheckpointHandler):  # type: ignore[misc]
         return unflatten.unflatten(record.archive.index, 0, leaves.__getitem__, record.archive.payload)
 
 
-def _records(jax: Any, item: Any) -> dict[str, Any]:
+def _records_to_write(jax: Any, item: Any) -> dict[str, Any]:
     """Return the records that this process writes of a state as it is now, by file name; raises what flatten does."""
-    known: dict[int, Any] = {}  # what is tied stays tied
+    snapshots: dict[int, Any] = {}  # one for each leaf, so that what is tied stays tied
     split: dict[int, list[dict[str, Any]]] = {}  # the parts of arrays, by the id of what stands for each
 
-    def taken(leaf: Any) -> Any:
-        if id(leaf) not in known:
-            known[id(leaf)] = _taken(jax, leaf, split)
-        return known[id(leaf)]
+    def snapshot(leaf: Any) -> Any:
+        if id(leaf) not in snapshots:
+            snapshots[id(leaf)] = _snapshot(jax, leaf, split)
+        return snapshots[id(leaf)]
 
-    tree = jax.tree_util.tree_map(taken, item)
+    tree = jax.tree_util.tree_map(snapshot, item)
     flat = flatten(tree)
     process, count = jax.process_index(), jax.process_count()
     if count == 1 and not split:
@@ -119,8 +119,8 @@ def _file_name(number: int, processes: int) -> str:
     return f"state-{number + 1:05}-of-{processes + 1:05}.zcr"
 
 
-def _taken(jax: Any, leaf: Any, split: dict[int, list[dict[str, Any]]]) -> Any:
-    """Return a leaf that changes no more; an empty array for one in parts, those of this process are in `split`."""
+def _snapshot(jax: Any, leaf: Any, split: dict[int, list[dict[str, Any]]]) -> Any:
+    """Return a leaf as it is now; of an array in parts an empty stand-in, by whose `id` `split` has this process's."""
     if isinstance(leaf, np.ndarray) or is_jax_key(leaf):
         return leaf.copy()
     if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
@@ -130,47 +130,65 @@ def _taken(jax: Any, leaf: Any, split: dict[int, list[dict[str, Any]]]) -> Any:
     if dtypes.from_numpy(np.dtype(leaf.dtype)).packed or not leaf.size:  # parts of packed ones end within a byte
         return interop.as_array(leaf)
     stand_in = np.zeros(0, leaf.dtype)
-    split[id(stand_in)] = [
-        {"shape": list(leaf.shape), "origin": [start for start, _ in bounds_of(shard.index, leaf.shape)],
-         "data": interop.as_array(shard.data)} for shard in leaf.addressable_shards if shard.replica_id == 0
-    ]  # fmt: skip
+    split[id(stand_in)] = parts = []
+    for shard in (shard for shard in leaf.addressable_shards if shard.replica_id == 0):
+        origin = [start for start, _ in bounds_of(shard.index, leaf.shape)]
+        parts.append({"shape": list(leaf.shape), "origin": origin, "data": interop.as_array(shard.data)})
     return stand_in
 
 
-def _write_catalogue(path: str, names: list[str], records: list[Any]) -> None:
-    """Write a catalogue of archives: the first one's payloads by their numbers there, then those of arrays in parts."""
-    entries, whole = stored_entries(records[0].archive), len(records[0].archive.index.payloads)
-    arrays: dict[str, list[Any]] = {}  # parts by the name of the array
+class _Part(NamedTuple):
+    """A part of an array of this shape: where it lies there, and its payload by the numbers of file and payload."""
+
+    array_shape: tuple[int, ...]
+    origin: list[int]
+    shape: tuple[int, ...]
+    payload: tuple[int, int]
+
+
+def _parts_by_array(records: list[Any]) -> dict[str, list[_Part]]:
+    """Return the parts that processes wrote, by the names of arrays; `records[0]`, file 0, has none."""
+    arrays: dict[str, list[_Part]] = {}
     for file, record in enumerate(records[1:], 1):
         numbers = record.archive.index.tensors["payload"].tolist()
         for part, number in zip(record.tree()["parts"], numbers, strict=True):
-            arrays.setdefault(part["name"], []).append((part, (file, number)))
-    rank = max((len(parts[0][0]["shape"]) for parts in arrays.values()), default=0)
-    boxes, pieces = [np.zeros((whole, 2, rank), np.int64)], dict[Any, int]()  # numbers of the payloads, by their pieces
+            described = _Part(tuple(part["shape"]), part["origin"], part["data"].shape, (file, number))
+            arrays.setdefault(part["name"], []).append(described)
+    return arrays
+
+
+def _write_catalogue(path: str, names: list[str], records: list[Any]) -> None:
+    """Write a catalogue of the first archive's payloads, and of arrays in parts; MismatchError if one is missing."""
+    entries, whole = stored_entries(records[0].archive), len(records[0].archive.index.payloads)
+    arrays = _parts_by_array(records)
+    rank = max((len(parts[0].array_shape) for parts in arrays.values()), default=0)
+    boxes, numbers = [np.zeros((whole, 2, rank), np.int64)], dict[Any, int]()  # of payloads in parts, by their pieces
     for i, name in enumerate(entries.names):
         if name in arrays:
-            parts, places = zip(*arrays[name], strict=True)
-            shape = tuple(parts[0]["shape"])
+            parts = arrays[name]
+            shape, pieces = parts[0].array_shape, tuple(part.payload for part in parts)
             box = np.zeros((len(parts), 2, rank), np.int64)
-            box[:, :, : len(shape)] = [(part["origin"], part["data"].shape) for part in parts]
+            box[:, :, : len(shape)] = [(part.origin, part.shape) for part in parts]
             if not tiles(box[:, 0], box[:, 1], shape):
                 raise MismatchError("the parts of all processes do not cover it; save global arrays", tensor=name)
-            if places not in pieces:  # else it is tied to another
-                pieces[places] = whole + len(pieces)
+            if pieces not in numbers:  # else it is tied to another
+                numbers[pieces] = whole + len(numbers)
                 boxes.append(box)
             old = entries.layouts[entries.layout_ids[i]]
-            entries.layout_ids[i], entries.payloads[i] = len(entries.layouts), pieces[places]
+            entries.layout_ids[i], entries.payloads[i] = len(entries.layouts), numbers[pieces]
             entries.layouts.append(TensorLayout(old.dtype, old.bits, shape))
-    file_numbers, payloads = np.array([*((0, n) for n in range(whole)), *(place for key in pieces for place in key)]).T
-    ends, table = np.cumsum([0, *[1] * whole, *map(len, pieces)]), np.concatenate(boxes)
-    columns = PieceColumns(file_numbers, payloads, ends, table[:, 0], table[:, 1])
-    shards, kind = list(map(_written, records, names)), digest_kind("xxh3")
+    own_pieces = [(0, number) for number in range(whole)]
+    files, payloads = np.array([*own_pieces, *(piece for pieces in numbers for piece in pieces)]).T
+    ends, table = np.cumsum([0, *[1] * whole, *map(len, numbers)]), np.concatenate(boxes)
+    columns = PieceColumns(files, payloads, ends, table[:, 0], table[:, 1])
+    shards, kind = list(map(_written_shard, records, names)), digest_kind("xxh3")
     outline = WholeRecord(entries, shards, alignment=ALIGNMENT, kind=kind, pieces=columns)
     with open_sink(path) as sink:
         write_catalogue(catalogue_tree(outline, shards), sink, kind=kind)
 
 
-def _written(record: Any, name: str) -> WrittenShard:
-    h, octets = record.archive.header, record.archive.buffer
-    digest = hashlib.sha256(octets[h.index_offset :][: h.index_size]).digest()
-    return WrittenShard(name, h.archive_size, h.encode(), digest, record.archive.index.payloads)
+def _written_shard(record: Any, name: str) -> WrittenShard:
+    """Return the entry of an archive in a catalogue."""
+    header, octets = record.archive.header, record.archive.buffer
+    digest = hashlib.sha256(octets[header.index_offset :][: header.index_size]).digest()
+    return WrittenShard(name, header.archive_size, header.encode(), digest, record.archive.index.payloads)
