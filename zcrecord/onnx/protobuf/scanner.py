@@ -201,7 +201,7 @@ class Scanner:
             child = children.get(tag)
             if child is None:
                 if tag in texts:
-                    scope.name(tag >> 3, reader.text(value))
+                    scope.keep_text(tag >> 3, reader.text(value))
                 elif tag & 7 != VARINT:
                     reader.skip(tag, value, end, depth)
             elif child.kind is TENSOR:
