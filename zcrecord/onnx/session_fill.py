@@ -127,11 +127,9 @@ def _load_weights(
 def _weights(record: Record) -> list[Initializer]:
     """Return the initializers of the main graph that can be OrtValues and whose names no other graph uses."""
     tensors = graph.restore(record, lambda _: b"").tensors  # the values are not needed
-    others = {i.name for i in tensors if i.graph != "main" or not i.named}
-    return [
-        i for i in tensors
-        if i.graph == "main" and i.named and not i.inside and i.name not in others and isinstance(i.value, np.ndarray)
-    ]  # fmt: skip
+    others = {i.name for i in tensors if i.graph != "main" or not i.in_graph}
+    passed_by_name = (i for i in tensors if i.graph == "main" and i.in_graph and not i.inside and i.name not in others)
+    return [i for i in passed_by_name if isinstance(i.value, np.ndarray)]
 
 
 def _ort_value(ort: Any, tensor: Any, weight: Initializer, name: str) -> Any:
