@@ -64,10 +64,7 @@ def _generated_inputs(session: Any, size: int) -> dict[str, Any]:
 
 
 def _is_alike(expected: Any, answer: Any, exact: bool) -> bool:
-    """Return True if two values of an output, arrays or lists of them, are equal or, unless `exact`, close.
-
-    Without `exact`, integers count as close: a rounding error may have moved an index.
-    """
+    """Return True if two values of an output, arrays or lists of them, are equal or, unless `exact`, close."""
     if isinstance(expected, list):
         pairs = zip(expected, answer, strict=False)
         return len(expected) == len(answer) and all(_is_alike(a, b, exact) for a, b in pairs)
@@ -75,6 +72,6 @@ def _is_alike(expected: Any, answer: Any, exact: bool) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     if a.dtype.kind not in "fc":
-        return not exact or bool(np.array_equal(a, b))
+        return not exact or bool(np.array_equal(a, b))  # a rounding error may have moved an index
     tolerance = 0 if exact else _CLOSE * float(np.abs(a[np.isfinite(a)]).max(initial=0))
     return bool(np.allclose(a, b, rtol=0, atol=tolerance, equal_nan=True))

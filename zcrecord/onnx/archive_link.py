@@ -248,10 +248,7 @@ def _open_archive(model: str, props: dict[str, str], allow_links: bool) -> tuple
 
 
 def _check_archive(record: Record, model: str, props: dict[str, str], full: bool, progress: Progress | None) -> None:
-    """Raise IntegrityError unless an archive has the offset, checksum and digest in the metadata_props of a model.
-
-    The digest, for which the archive is read whole, is compared if `full` or if the checksum differs.
-    """
+    """Raise IntegrityError unless an archive has the offset, checksum and digest in the metadata_props of a model."""
 
     def compare(field: str, expected: str, actual: str) -> None:
         if actual != expected:

@@ -142,12 +142,7 @@ class _ModelSource(NamedTuple):
 
 
 def _models(source: Any, path: str | None, name_filter: NameFilter | None) -> list[_ModelSource]:
-    """Return the model, or those of a folder, in the order of their names.
-
-    Raises:
-        NameCollisionError: two models would be one module. SourceError: no model in the folder. UnsupportedError: a
-            filter for several models.
-    """
+    """Return the model, or those of a folder, in the order of their names; SourceError for a folder without one."""
     if path is None or not os.path.isdir(path):
         return [_ModelSource(source, path, "")]
     with files.refusals(path):
@@ -178,11 +173,7 @@ def _destination(
     durable: bool,
     dry_run: bool,
 ) -> Iterator[tuple[Sink, str | None]]:
-    """Yield a sink for the archive, closed at the end, and its path; from a folder to one, copy other files, too.
-
-    Raises:
-        DestinationExistsError: the destination exists without `force`, or is one of the models.
-    """
+    """Yield a sink for the archive, closed at the end, and its path; from a folder to one, copy other files, too."""
     path = path_or_none(dest)
     with contextlib.ExitStack() as stack:
         if source is not None and path is not None and os.path.isdir(source):
@@ -463,7 +454,7 @@ class _Selection:
 
         Raises:
             OnnxError: its values were left out, and a name that came later selects it. UnsupportedError: the payload
-            went into a pipe.
+                went into a pipe.
         """
         is_taken, payload = self.takes(t.scope, t.field, t.place, t.name), t.values.payload
         if is_taken and payload == NONE and t.expected():
@@ -473,11 +464,7 @@ class _Selection:
         return payload if is_taken else LEFT_OUT
 
     def check(self, tensors: Sequence[NamedTensor]) -> None:
-        """Check each decision again, as all names are known now.
-
-        Raises:
-            OnnxError: a decision was wrong, as a name came too late. TensorNotFoundError: no tensor is selected.
-        """
+        """Raise OnnxError if a name that came late changes a decision, TensorNotFoundError if no tensor is selected."""
         names = [plain_name(*tensor[:4]) or "" for tensor in tensors]
         for name, tensor in zip(names, tensors, strict=True):
             if self._takes_name(name) != (tensor.payload != LEFT_OUT):

@@ -111,11 +111,7 @@ class _TunedModel(NamedTuple):
 
 
 def _tuned_model_to_write(archive_link: ArchiveLink, tuned: bool | None) -> _TunedModel | None:
-    """Return the tuned model that the argument `tuned` of `to_onnx` asks for; None if the original is to be written.
-
-    Raises:
-        UnsupportedError: `tuned` is True, and there is none for this machine.
-    """
+    """Return the tuned model if `tuned` of `to_onnx` asks for it, else None; UnsupportedError if there is none."""
     record = archive_link.model.record
     if tuned is False or (tuned is None and child_of_type(record.archive, TUNED_TYPE) is None):
         return None
@@ -192,11 +188,7 @@ class _ModelWriter:
         self._nbytes = 0  # of the model
 
     def plan(self, progress: Progress | None) -> None:
-        """Assemble the model, but for the values that are read while it is written.
-
-        Raises:
-            LimitError: it would be larger than 2 GiB. UnsupportedError: it has metadata_props of ours.
-        """
+        """Assemble the model, but for values read while it is written; LimitError if it is larger than 2 GiB."""
         if self._tuned is not None:
             self._parts = [self._without_link(self._tuned.data)]
         else:

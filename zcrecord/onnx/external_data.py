@@ -150,11 +150,7 @@ def parse(entries: dict[str, str], nbytes: int) -> ExternalReference:
 
 
 def reference_of(t: TensorMessage) -> ExternalReference | None:
-    """Return the place of values with data_location EXTERNAL; None if the tensor is empty or has no legal shape.
-
-    Raises:
-        OnnxError: it has values of its own, too. ExternalDataError: it has strings, or its entries break a rule.
-    """
+    """Return the place of values with data_location EXTERNAL; None if the tensor is empty or has no legal shape."""
     if t.values.field and (t.values.field != RAW_DATA or t.values.nbytes):
         raise OnnxError("has external data and values of its own; it may have one of them")
     if t.data_type == STRING:

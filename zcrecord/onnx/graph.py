@@ -31,19 +31,7 @@ from zcrecord.record.record import Record
 from zcrecord.storage.sink import Sink
 from zcrecord.tensors.packed import PackedTensor, StringTensor
 
-from .names import (
-    ATTRIBUTE,
-    FUNCTION,
-    GRAPH,
-    GRAPH_ATTRIBUTE,
-    MODEL,
-    NODE,
-    OPERATOR,
-    TRAINING,
-    NamedTensor,
-    Scope,
-    full_names,
-)
+from .names import GRAPH, GRAPH_ATTRIBUTE, NamedTensor, full_names, graph_around
 
 MOST_MAPPED = 20_000  # weights in files, each a mapping of its own, of which Linux allows 65,530
 INLINE = 127  # bytes; up to here shape inference reads values, and it cannot read external data
@@ -170,11 +158,7 @@ def restore(
             the bytes that they share.
     """
     data: Any = skeleton_of(record) if skeleton is None else skeleton
-    values, path, record_names = (
-        [(_dtype(value), value) for value in record.values()],
-        record.archive.path,
-        record.names,
-    )
+    values, path = [(_dtype(value), value) for value in record.values()], record.archive.path
     if copied := sum(value.nbytes for _, value in values if not in_c_order(value)):
         check_apart(copied, record.archive.stored_nbytes(), path)
     model = _restore(data, _RestoringSink(values, path, place))
@@ -291,7 +275,7 @@ class _RestoringSink(TensorSink):
         """Put a tensor's values, or their replacement, in the place of its stub."""
         number = self._numbers[t.index] if self._numbers is not None else self._number(t)
         kind, value = self._values[number]
-        tensor = Initializer(number, t.label, t.scope.kind is GRAPH, _graph(t), kind, value)
+        tensor = Initializer(number, t.label, t.scope.kind is GRAPH, graph_around(t.scope), kind, value)
         self.tensors.append(tensor)
         replacement = None if self._place is None else self._place(tensor)
         if isinstance(replacement, bytes):
@@ -335,33 +319,6 @@ class _RestoringSink(TensorSink):
 
     def _error(self, label: str | None, fault: str) -> FormatError:
         return FormatError(f"attribute '{GRAPH_ATTRIBUTE}': {fault}", path=self._path, tensor=label)
-
-
-def _graph(t: TensorMessage) -> str:
-    """Return the `graph` of an Initializer."""
-    scope = _around_constant(t.scope) or t.scope
-    if scope.kind is FUNCTION:
-        return "apart"
-    if scope.kind is not GRAPH:
-        return ""
-    around: Scope | None = scope.parent
-    if around is not None and around.kind is MODEL:
-        return "main"
-    while around is not None and around.kind not in (FUNCTION, TRAINING):
-        around = around.parent
-    return "inner" if around is None else "apart"
-
-
-def _around_constant(attribute: Scope) -> Scope | None:
-    """Return the graph or function with the Constant node whose value an attribute is; None for any other attribute.
-
-    The operator is known if it stands in front of the attribute, as usual.
-    """
-    node = attribute.parent
-    if attribute.kind is not ATTRIBUTE or node is None or node.kind is not NODE:
-        return None
-    name, operator = (attribute.texts or {}).get(1), (node.texts or {}).get(OPERATOR)
-    return node.parent if (name, operator) == (b"value", b"Constant") else None
 
 
 def _dtype(value: Any) -> DType:

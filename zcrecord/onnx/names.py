@@ -107,10 +107,9 @@ def name_tensors(tensors: Sequence[NamedTensor], input_bytes: int, outline: Modu
 
 
 def entries_by_columns(tensors: Sequence[NamedTensor], input_bytes: int, graph: PayloadId) -> Entries | None:
-    """Return the entries of a model in the record itself, as `name_tensors` makes them, but for all tensors at once.
+    """Return a record's entries at once, as `name_tensors` and the graph's attribute make them; raises the same errors.
 
-    `graph` is the payload of the model's skeleton. None if a tensor is no initializer of the main graph, or a name is
-    not split at each dot: then `name_tensors` has to do it. Raises the same errors.
+    None if a tensor is no initializer of the main graph, or a name is not split at each dot.
     """
     main = _main_graph(tensors)
     if main is None or any(tensor.scope is not main for tensor in tensors):
@@ -136,10 +135,7 @@ def full_names(tensors: Sequence[NamedTensor], input_bytes: int) -> list[str]:
 
 
 def plain_name(scope: Scope, field: int, place: int, name: bytes) -> str | None:
-    """Return the full name of a tensor as far as it was read, without a suffix like "~2"; None if it has none yet.
-
-    The arguments are those of NamedTensor.
-    """
+    """Return the full name of a tensor as far as it was read, without a suffix like "~2"; None if it has none yet."""
     parent = scope.parent
     if scope.kind is SPARSE and parent is not None and parent.kind is GRAPH and not scope.own:
         values_name = name if field == _VALUES else _name_of_values(scope)
@@ -284,18 +280,42 @@ def _derived_parts(prefix: tuple[str, ...], scope: Scope, field: int, place: int
     return (*prefix, _lenient(name))
 
 
-def _unique(parts: tuple[str, ...], used: set[str], counters: dict[str, int]) -> tuple[str, ...]:
-    """Return the parts if their full name is new, else with "~2", "~3", ... after the last; adds the name to `used`.
+def graph_around(scope: Scope) -> str:
+    """Return the `graph` of a tensor in a scope, as `graph.Initializer` has it."""
+    scope = _around_constant(scope) or scope
+    if scope.kind is FUNCTION:
+        return "apart"
+    if scope.kind is not GRAPH:
+        return ""
+    around: Scope | None = scope.parent
+    if around is not None and around.kind is MODEL:
+        return "main"
+    while around is not None and around.kind not in (FUNCTION, TRAINING):
+        around = around.parent
+    return "inner" if around is None else "apart"
 
-    `counters` has the last number by name, or many duplicates would take quadratic time.
+
+def _around_constant(attribute: Scope) -> Scope | None:
+    """Return the graph or function with the Constant node whose value an attribute is; None for any other attribute.
+
+    The operator is known if it stands in front of the attribute, as usual.
     """
+    node = attribute.parent
+    if attribute.kind is not ATTRIBUTE or node is None or node.kind is not NODE:
+        return None
+    name, operator = (attribute.texts or {}).get(_NAME), (node.texts or {}).get(OPERATOR)
+    return node.parent if (name, operator) == (b"value", b"Constant") else None
+
+
+def _unique(parts: tuple[str, ...], used: set[str], counters: dict[str, int]) -> tuple[str, ...]:
+    """Return the parts if their full name is new, else with "~2", "~3", ... after the last; adds the name to `used`."""
     name = unique = ".".join(parts)
     count = counters.get(name, 1)
     while unique in used:
         count += 1
         unique = f"{name}~{count}"
     if unique != name:
-        counters[name] = count
+        counters[name] = count  # or many duplicates would take quadratic time
         parts = (*parts[:-1], f"{parts[-1]}~{count}")
     used.add(unique)
     return parts

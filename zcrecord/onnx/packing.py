@@ -67,6 +67,7 @@ class _Constant(NamedTuple):
 
 
 _Constants = dict[bytes, _Constant]  # by name
+_Types = dict[bytes, bytes]  # TypeProtos by the names of values
 
 
 class _Node(NamedTuple):
@@ -111,10 +112,7 @@ class WeightPacker:
     """
 
     def __init__(self, record: Record, model: bytes, weights: Sequence[Any], folder: str, threads: int | None) -> None:
-        """Pack the weights of one node of each kind, so that the sizes of all packed forms are known.
-
-        `model` is a ModelProto, optimised from the record's, whose stubs number `weights`, arrays of bytes. Scratch
-        files are left in `folder`.
+        """Pack the weights of one node of each kind, in a ModelProto whose stubs number `weights`, arrays of bytes.
 
         Raises:
             OnnxError: ONNX Runtime refuses the model, or that of a node.
@@ -170,11 +168,7 @@ class WeightPacker:
         return _NODE_SIZE + sum(int(self._weights[n].nbytes) for n in node.weights())
 
     def _nodes(
-        self,
-        graph: bytes,
-        parent_constants: _Constants,
-        outer_constants: _Constants,
-        outer_types: Callable[[], dict[bytes, bytes]],
+        self, graph: bytes, parent_constants: _Constants, outer_constants: _Constants, outer_types: Callable[[], _Types]
     ) -> Iterator[_Node]:
         """Yield the nodes with weights to pack of a GraphProto and of the graphs in its nodes.
 
@@ -201,7 +195,7 @@ class WeightPacker:
                 unnamed = b"".join(raw for number, raw, _ in _split_fields(message) if number in _KEPT)
                 yield _Node(unnamed, tuple(values), tuple(map(bool, node.get(_NODE_OUTPUT, []))))
 
-    def _types(self, nodes: list[bytes], constants: _Constants, values: dict[bytes, bytes]) -> dict[bytes, bytes]:
+    def _types(self, nodes: list[bytes], constants: _Constants, values: _Types) -> _Types:
         """Return the TypeProtos by name of `values`, which are given, and of the nodes' outputs, by ONNX Runtime."""
         outputs = {name for message in nodes for name in _fields(message).get(_NODE_OUTPUT, []) if name}
         graph = [encode_field(_NODE, message) for message in nodes]

@@ -455,10 +455,7 @@ class _WeightPlaces:
         return 0 if self.on_disk else sum(weight.value.nbytes for weight, _ in self.from_files.values())
 
     def refer(self, weight: Initializer) -> bytes | None:
-        """Return a reference to a weight; None if its values go into the model.
-
-        May be called again for a weight, as `graph.restore` may call its `place`: the last answer counts.
-        """
+        """Return a reference to a weight; None if its values go into the model. The last answer for a weight counts."""
         place = self._places.get(weight.number)
         _, copy_offset = self.from_files.pop(weight.number, (None, self._copy_end))
         if place is None or weight.inside or weight.value.nbytes < self._min_nbytes:

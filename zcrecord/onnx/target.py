@@ -205,10 +205,7 @@ def _processor_name() -> str:
 
 
 def _cpu_features(machine: str, cpuinfo: str, table: Mapping[str, bool], name: str) -> tuple[str, ...]:
-    """Return the features that kernels depend on, sorted; the module's docstring has the rules.
-
-    `cpuinfo` is the text of /proc/cpuinfo; `name` is the processor's, and counts only without that text.
-    """
+    """Return the features that kernels depend on, sorted; the module's docstring has the rules."""
     processors = _processors(cpuinfo)
     is_x86 = machine.lower() in ("x86_64", "amd64", "i386", "i686", "x86")
     is_arm = machine.lower() in ("aarch64", "arm64")

@@ -149,10 +149,7 @@ class TunedTarget(NamedTuple):
         return self.payloads[int(place)]
 
     def _packed_entry(self, value: str, rows: Any, base: int, forms: list[PayloadId]) -> str:
-        """Return the value of a `prepacked_N` for ONNX Runtime: key, then offset in the file, size and padded size.
-
-        Payloads begin at `base`; those that the value names are added to `forms`. An empty buffer has offset 0.
-        """
+        """Return a `prepacked_N` for ONNX Runtime, with offsets from `base` on; adds the payloads named to `forms`."""
         if not _PACKED_VALUE.fullmatch(value):
             raise FormatError(f"packed weights '{printable(value, 40)}' are no key and payloads; {_AGAIN}")
         key, *buffers = value.split("|")
@@ -203,10 +200,7 @@ class Interfaces:
         self._bytes_left = DIGEST_ALLOWANCE * archive.stored_nbytes()  # that may be read, or targets could share graphs
 
     def check(self, target: TunedTarget) -> None:
-        """Raise FormatError unless a target's graph has the model's inputs and outputs; earlier releases wrote others.
-
-        LimitError if the targets share graphs, so that a comparison of all would read far more than the archive.
-        """
+        """Raise FormatError unless a target's graph has the model's inputs and outputs, as old releases wrote."""
         archive, graphs = self._archive, (target.graph, target.initializers)
         models = self._models.get(target.module, [])
         key = *map(archive.place, graphs), target.module
@@ -393,10 +387,7 @@ def untuned(archive: Archive, part: TunedPart) -> Archive:
 
 
 def _content(entries: Entries, numbers: Sequence[int] | None, hidden: range = range(0)) -> tuple[Any, ...]:
-    """Return tensors, attributes and modules in a form to compare, without the modules in `hidden`.
-
-    `numbers` has the new number of each payload, None for the old ones. Changes the attributes of `entries`.
-    """
+    """Return tensors, attributes, and modules but `hidden` ones, to compare; `numbers` renumbers payloads."""
 
     def number(n: Any) -> Any:
         return n if numbers is None or n == NONE else int(numbers[n])
@@ -430,11 +421,7 @@ def size_before(archive: Archive) -> int:
 
 
 def _header_before(part: TunedPart) -> Header:
-    """Return the header that the archive had before tuning, checked against the index and trailer beside it.
-
-    Raises:
-        FormatError: BEFORE is no header, index and trailer. IntegrityError: the index does not match its CRC.
-    """
+    """Return the header from before tuning; FormatError or IntegrityError if index or trailer do not match it."""
     head, trailer = bytes(part.before[:HEADER_SIZE]), bytes(part.before[-HEADER_SIZE:])
     try:
         header = decode_header(trailer, "trailer") if len(part.before) > 2 * HEADER_SIZE else None

@@ -53,8 +53,7 @@ _FEW = 128 << 20  # bytes that may be in memory twice
 class TunedGraph:
     """A tuned graph on its way into an archive, and the payloads that it names by their place in a list.
 
-    A new graph still contains its initializers, and names no packed forms; `write` separates the former and adds the
-    latter.
+    A new graph still contains its initializers, and names no packed forms yet; `write` changes both.
     """
 
     target: str
@@ -88,12 +87,7 @@ class TunedGraph:
     ) -> TunedGraph:
         """Have ONNX Runtime optimise the model in a module of `base`; its files in the scratch folder stay mapped.
 
-        With `packs_all` ONNX Runtime packs all weights now, in private memory; otherwise `pack` and `write` do, a few
-        at a time.
-
-        Raises:
-            OnnxError: ONNX Runtime refuses the model. UnsupportedError: the optimised graph has other inputs or outputs
-            than the model, or ONNX Runtime does not read it.
+        With `packs_all` it packs all weights now, in private memory; otherwise `pack` and `write` do, a few at a time.
         """
         folder, part = tempfile.mkdtemp(dir=folder), base.module(module) if module else base
         compares = compares_packed(onnxruntime_module())
@@ -193,25 +187,19 @@ class TunedGraph:
 
 
 class _OptimisedModel(NamedTuple):
-    """A model that ONNX Runtime optimised: its bytes and HEADER slack, and the file of its external data, as arrays.
-
-    That file is the archive if `uses_archive`, else one beside the model.
-    """
+    """A model that ONNX Runtime optimised, with HEADER slack, and the file of its external data, as arrays of bytes."""
 
     model: Any
     external: Any
-    uses_archive: bool
+    uses_archive: bool  # that file is the archive, else one beside the model
 
 
 def _optimised_model(
     part: Record, folder: str, threads: int | None, packs_all: bool, may_use_archive: bool
 ) -> _OptimisedModel:
-    """Have ONNX Runtime write the optimised model of a record into a folder, and map what it wrote.
-
-    Where `may_use_archive`, weights stay in the archive unless most are made anew.
-    """
+    """Have ONNX Runtime write the optimised model of a record into a folder, and map what it wrote."""
     path, weights = Path(folder, "model.onnx"), Path(folder, "weights")
-    uses_archive = may_use_archive and not _are_weights_remade(part)
+    uses_archive = may_use_archive and not _are_weights_remade(part)  # weights stay where they are
     try:
         optimise(part, str(path), None if uses_archive else weights.name, threads, packs_all)
     except OnnxError:  # a graph holds 2 GiB of new weights at most
@@ -262,11 +250,9 @@ class _OriginalPayloads:
 class PayloadPool:
     """Writes the payloads of an archive: those of `base` at once, then new ones by `put`; equal bytes once.
 
-    Another thread hashes new payloads meanwhile.
-
     Attributes:
         originals: the numbers of the payloads of `base`.
-        sha256: digests of new payloads, by their places, as futures.
+        sha256: digests of new payloads by place, computed by another thread.
         tell: called with the bytes written, and `total`, before each new payload.
     """
 
@@ -283,10 +269,7 @@ class PayloadPool:
             self._numbers.setdefault(self.place(number), number)
 
     def put(self, source: Any, *, page: bool = False) -> PayloadId:
-        """Write an array of bytes as a payload, with `page` at a multiple of PAGE.
-
-        Returns its number: that of an equal payload if there is one, NONE for no bytes.
-        """
+        """Write bytes, with `page` at a multiple of PAGE; return their number, or that of equal ones; NONE if none."""
         if not source.nbytes:
             return PayloadId(NONE)
         self.tell(self.sink.position, self.total)

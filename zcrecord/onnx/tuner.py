@@ -241,11 +241,7 @@ class _Tuning(NamedTuple):
         return tuple(a.key.removeprefix(SIGNATURE_PREFIX) for a in signatures)
 
     def _same_answers(self, sink: Sink, tell: Progress) -> bool:
-        """Return True if the answers of all tuned models, from a copy of the written archive, were compared and equal.
-
-        Raises:
-            UnsupportedError: they differ, or the tuned part is not used.
-        """
+        """Return True if a copy of the archive was tried and answers as the models; UnsupportedError if it does not."""
         from .answers import same_answers  # here, because few compare them
 
         path, cpu = os.path.join(self.folder, folders.MODEL), ["CPUExecutionProvider"]
@@ -438,13 +434,7 @@ class _Work(NamedTuple):
     def report(
         self, started: float, digest: str, models: tuple[str, ...], graphs: Sequence[TunedGraph] = ()
     ) -> TuneReport:
-        """Check that the untuned part has its old content digest, `digest`, and return the report.
-
-        `models` are the paths of the models written again, `graphs` the new graphs.
-
-        Raises:
-            SourceError: another process replaced the file meanwhile. IntegrityError: the digest is another.
-        """
+        """Check that the untuned part has this content digest, and return the report; `graphs` are the new graphs."""
         with load_record(self.dest) as written:
             if written.archive.source.file is None or written.archive.source.file[1][:3] != self.written[-1][:3]:
                 fault = "was replaced by another saver as soon as it was written"
@@ -476,10 +466,7 @@ class _Work(NamedTuple):
 
 
 def _add_part(entries: Entries, before: PayloadId, originals: list[PayloadId], targets: list[dict[str, Any]]) -> None:
-    """Add the module of a tuned part to an archive's entries, under an unused name, and one module in it per target.
-
-    Each of `targets` has a module's attributes by key.
-    """
+    """Add a tuned part to an archive's entries: a module of an unused name, in it one for each target's attributes."""
     modules = entries.modules
     used = {m.name for m in modules} | {n for n, p in zip(entries.names, entries.parents, strict=True) if p == 0}
     used |= {a.key for a in entries.attributes if a.parent == 0}
@@ -500,10 +487,7 @@ def _add_part(entries: Entries, before: PayloadId, originals: list[PayloadId], t
 
 
 def _progress_by_step(progress: Progress | None, size: int, steps: int) -> Iterator[Progress]:
-    """Yield a callback for each of the steps, which count as `size` bytes each whatever they read or write.
-
-    Calls `progress` with 0 before the first step, and with all bytes after the last.
-    """
+    """Yield a callback for each step, of `size` bytes whatever it writes; reports 0 before, all bytes at the end."""
     tell = progress or (lambda *_: None)
 
     def tell_step(done: int, total: int | None, start: int) -> None:

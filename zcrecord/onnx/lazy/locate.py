@@ -81,12 +81,7 @@ class ModelFiles:
         return path
 
     def mapped(self, reference: ExternalReference | None, offset: int, nbytes: int) -> Bytes | None:
-        """Return a read-only view of a range of a reference's file; None if views keep too many files mapped already.
-
-        Raises:
-            ExternalDataError: the model may not use the file, or it is missing or too short. SourceError: it cannot be
-                mapped.
-        """
+        """Return a read-only view of a range of a reference's file; None if views keep too many files mapped."""
         if reference is None:
             return self._model.octets(self.mappings)[offset : offset + nbytes]
         octets = self._mapped.get(reference.location)
@@ -144,11 +139,7 @@ def find_tensors(file: OpenFile, skeleton: Skeleton | None = None) -> tuple[list
 
 
 def read(files: ModelFiles, tensor: LocatedTensor, *, mmap: bool) -> Bytes:
-    """Return a tensor's bytes as an archive has them: a view of its file if possible and `mmap` allows it, else a copy.
-
-    Raises:
-        OnnxError: the values do not fit the tensor's type and shape. ExternalDataError, SourceError: as `OpenFile`.
-    """
+    """Return a tensor's bytes: a read-only view of its file if possible and `mmap` allows it, else a copy."""
     if not tensor.nbytes:
         return aligned_empty(0)
     return _read_stored(files, tensor, mmap) if tensor.offset >= 0 else _decode(files, tensor)

@@ -181,10 +181,7 @@ class ProtobufReader:
         """Pass a field's tag and its length or varint; return the position of its start, the tag, the length or value.
 
         `end` is the offset in the stream at which the message ends. Bytes are looked at before it is known that the
-        buffer has them: behind its limit is slack, and `pos` past the limit is an error then.
-
-        Raises:
-            OnnxError: the field is malformed, or reaches past the end of the message or of the stream.
+        buffer has them: behind its limit is slack, and `pos` past the limit is an OnnxError then, as a malformed field.
         """
         if self.limit - self.pos < HEADER and self.base + self.limit < end:
             self.fill(HEADER)

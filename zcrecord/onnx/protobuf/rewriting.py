@@ -91,10 +91,7 @@ def _add_domains(reader: ProtobufReader, end: int, kind: str, domains: set[str],
 def _rewritten(
     reader: ProtobufReader, end: int, kind: str, change: Change, depth: int, place: str, inline: int | None
 ) -> bytes | None:
-    """Return the message of a `kind` from the reader's position to `end`, its tensors changed; None without a change.
-
-    `place` is that of an initializer in it, or in the graph that it belongs to.
-    """
+    """Return the message of a `kind` that ends at an offset, with its tensors changed; None without a change."""
     if kind in (FUNCTION, TRAINING):
         place = ""
     elif kind == ATTRIBUTE and place:

@@ -23,20 +23,8 @@ from zcrecord.codec.layout import MAX_RANK
 from zcrecord.errors import OnnxError, RecordError
 from zcrecord.onnx.names import ATTRIBUTE, FUNCTION, GRAPH, MODEL, NODE, OPERATOR, SPARSE, TENSOR, TRAINING, Scope, seal
 
-from .reader import (
-    FIXED32,
-    FIXED64,
-    HEADER,
-    LEN,
-    MAX_NESTING,
-    MAX_TEXT,
-    OPEN_END,
-    VARINT,
-    Array,
-    ProtobufReader,
-    Skeleton,
-    encode_varint,
-)
+from . import reader as wire
+from .reader import HEADER, LEN, MAX_NESTING, MAX_TEXT, OPEN_END, VARINT, Array, ProtobufReader, Skeleton, encode_varint
 from .tensors import BOOL, DATA_TYPE, DIMS, NAME, RAW, STRING, TensorMessage, TensorReader, ValueSink
 
 
@@ -88,7 +76,7 @@ _MANY = 1 << 14
 _ROUNDS = 200  # fields of a node
 
 # First byte of a field, when its tag and its varint take one byte each, to the bytes before its data; 0 otherwise.
-_BEFORE = {VARINT: 2, FIXED64: 9, LEN: 2, FIXED32: 5}
+_BEFORE = {VARINT: 2, wire.FIXED64: 9, LEN: 2, wire.FIXED32: 5}
 _STEP = np.array([_BEFORE.get(tag & 7, 0) if 8 <= tag < 128 else 0 for tag in range(256)])
 _INNER_STEP = np.array([0 if tag in _HOLDING else step for tag, step in enumerate(_STEP)])  # in an attribute
 _SIZED = np.array([8 <= tag < 128 and tag & 7 == LEN for tag in range(256)])
@@ -351,10 +339,7 @@ def _plain_runs(reader: ProtobufReader, tag: int, end: int) -> tuple[dict[int, i
 
 
 def _are_plain(data: Array, starts: Array, ends: Array) -> npt.NDArray[np.bool_]:
-    """Return True for each node in [start, end) of `data` that certainly is plain and well formed.
-
-    Each round passes one field of every node that is still undecided; those that the rounds leave are not called plain.
-    """
+    """Return True for each node in [start, end) of `data` that certainly is plain and well formed."""
     are_plain = np.zeros(len(starts), bool)
     nodes = np.arange(len(starts))  # undecided ones; with an element for each, the next four arrays
     pos, stop = starts, ends  # stop: of the attribute a node is in, otherwise of the node

@@ -259,10 +259,7 @@ class TensorReader:
         return self._reader.fail(fault, pos, do=_AGAIN)
 
     def _claim_field(self, t: TensorMessage, number: int, start: int) -> None:
-        """Note the field that the values come in; OnnxError for another, raw_data twice, and a payload that is closed.
-
-        `start` is the reader's position of the field.
-        """
+        """Note the field of the values, at `start`; OnnxError for another one, raw_data twice, or a closed payload."""
         values = t.values
         if values.field and (values.field != number or number == RAW_DATA):
             twice = "twice" if values.field == number else f"besides {FIELDS[values.field]}"
@@ -284,10 +281,7 @@ class TensorReader:
         return self._reader.fail(fault, do=f"{_AGAIN}, or upgrade zcrecord")
 
     def write(self, t: TensorMessage, data: Any, estimate: int = 0) -> None:
-        """Make values in stored form, a flat bytes-like, canonical, and append them to the tensor's payload.
-
-        `estimate` is the size of the payload that this begins, if it is known.
-        """
+        """Make values in stored form canonical, and append them to the payload, of about `estimate` bytes in all."""
         values = t.values
         if self._open is not t:
             self._begin(t, estimate or len(data))
@@ -478,10 +472,7 @@ class TensorReader:
             self.write(t, pack_bits(rest, bits).data)
 
     def _close(self, t: TensorMessage) -> None:
-        """End the open payload: with a table of strings' ends, or the last byte, its bits after the last element zero.
-
-        If type or dims change after that, `finish` refuses the tensor.
-        """
+        """End the open payload: with a table of strings' ends, or a last byte, its bits after the last element zero."""
         values = t.values
         self._finish_values(t)
         if values.ends is not None:
@@ -497,11 +488,7 @@ class TensorReader:
         self._open = None
 
     def finish(self, t: TensorMessage) -> tuple[int, ...]:
-        """Check a whole tensor against its shape, finish its payload and return the shape.
-
-        Raises:
-            OnnxError: type, shape and values do not fit each other. LimitError: an archive cannot hold the shape.
-        """
+        """Check a whole tensor, finish its payload and return its shape; OnnxError if type and values do not fit."""
         values, shape = t.values, self._checked_shape(t)
         self._write_early(t)
         self._finish_values(t)
