@@ -243,7 +243,7 @@ class _Pass:
         if selection is not None:
             selection.check(sink.named)
             return
-        sink.named.clear()  # memory for the skeleton
+        sink.named.clear()  # frees memory before the skeleton is put together
         self._add_skeleton(skeleton, module)
 
     def _add_skeleton(self, skeleton: Skeleton, module: str) -> None:
@@ -277,16 +277,16 @@ class _Conversion(NamedTuple):
 
     def write(self, sink: Sink, bytes_before: int = 0) -> _Pass:
         """Pass over the models once, everything into the sink; `bytes_before` were read by an earlier pass."""
-        current = _Pass(StreamWriter(sink, alignment=self.alignment))
+        conversion_pass = _Pass(StreamWriter(sink, alignment=self.alignment))
         for model in self.models:
             with located(path=model.path):
                 if model.module:
-                    current.outline.check_name((model.module,))
+                    conversion_pass.outline.check_name((model.module,))
                 with self._open_model(model) as source:
-                    report = self._report(source, bytes_before + current.bytes_read)
-                    current.add_model(source, model.module, self.name_filter, report)
-        current.finish(self.metadata)
-        return current
+                    report = self._report(source, bytes_before + conversion_pass.bytes_read)
+                    conversion_pass.add_model(source, model.module, self.name_filter, report)
+        conversion_pass.finish(self.metadata)
+        return conversion_pass
 
     @contextlib.contextmanager
     def _open_model(self, model: _ModelSource) -> Iterator[_OpenModel]:

@@ -251,11 +251,9 @@ class OnnxTensors(Mapping[str, Any]):
             data.setflags(write=False)
             if tensor.dtype is STRING:
                 return StringTensor(data, tensor.shape)
-            return (
-                PackedTensor(data, tensor.dtype, tensor.shape)
-                if tensor.dtype.packed
-                else np.ndarray(tensor.shape, tensor.dtype.numpy, data)
-            )
+            if tensor.dtype.packed:
+                return PackedTensor(data, tensor.dtype, tensor.shape)
+            return np.ndarray(tensor.shape, tensor.dtype.numpy, data)
         except RecordError as error:
             raise error.located(path=self._path, tensor=name) from error.__cause__
 
