@@ -531,13 +531,7 @@ def _check_unchanged(files: Mapping[str, Identity]) -> None:
 
 
 def _create(
-    ort: Any,
-    model: bytes,
-    options: Any,
-    providers: Any,
-    provider_options: Any,
-    folder: str | None,
-    disabled: Any = None,
+    ort: Any, model: bytes, options: Any, providers: Any, provider_options: Any, folder: str | None, disabled: Any
 ) -> Any:
     """Create a session, without `disabled` optimizers, of a model whose weights are mapped from files in a folder."""
     if folder is not None:

@@ -200,7 +200,7 @@ class Interfaces:
         self._bytes_left = DIGEST_ALLOWANCE * archive.stored_nbytes()  # that may be read, or targets could share graphs
 
     def check(self, target: TunedTarget) -> None:
-        """Raise FormatError unless a target's graph has the model's inputs and outputs, as old releases wrote."""
+        """Raise FormatError unless a target's graph has the model's inputs and outputs; old releases wrote others."""
         archive, graphs = self._archive, (target.graph, target.initializers)
         models = self._models.get(target.module, [])
         key = *map(archive.place, graphs), target.module

@@ -77,9 +77,8 @@ class TunedGraph:
         packed = target.model(archive, "", 0, packed=True).packed
         arrays = [np.frombuffer(payload, np.uint8) for payload in payloads]
         are_packed = [number in packed for number in target.payloads]
-        return cls(
-            target.target.encode(), target.module, graph, initializers, list(zip(arrays, are_packed, strict=True))
-        )
+        sources = list(zip(arrays, are_packed, strict=True))
+        return cls(target.target.encode(), target.module, graph, initializers, sources)
 
     @classmethod
     def from_model(
@@ -92,7 +91,7 @@ class TunedGraph:
         folder, part = tempfile.mkdtemp(dir=folder), base.module(module) if module else base
         compares = compares_packed(onnxruntime_module())
         optimised = _optimised_model(part, folder, threads, packs_all, compares and not packs_all)
-        originals = _OriginalPayloads(base.archive, optimised.uses_archive)
+        find_original = _original_finder(base.archive, optimised.uses_archive)
         tuned_graph = cls(target.encode(), module, b"", None, [])
         arrays: list[Any] = []
         forms: list[PackedForm] = []
@@ -101,7 +100,7 @@ class TunedGraph:
             is_outside, offset = "location" in t.entries, int(t.entries.get("offset", "0"))
             memory = optimised.external if is_outside else optimised.model
             array = memory[offset : offset + int(t.entries["length"])]
-            original = originals.find(array, offset) if is_outside else None
+            original = find_original(array, offset) if is_outside else None
             forms.extend(forms_of(len(arrays), t.entries, optimised.external))
             tuned_graph.sources.append((array if original is None else original, False))
             arrays.append(array)
@@ -135,10 +134,7 @@ class TunedGraph:
 
     def write_sources(self, pool: PayloadPool) -> None:
         """Write weights that the archive does not have yet; `write` adds packed forms and the graph."""
-        self.numbers = [
-            source if isinstance(source, PayloadId) else pool.put(source, page=is_packed)
-            for source, is_packed in self.sources
-        ]
+        self.numbers = [s if isinstance(s, PayloadId) else pool.put(s, page=is_packed) for s, is_packed in self.sources]
 
     def write(self, pool: PayloadPool) -> dict[str, Any]:
         """Write packed forms, initializers and graph after `write_sources`; return the attributes of their target."""
@@ -227,24 +223,19 @@ def _are_weights_remade(model: Record) -> bool:
     return 2 * remade > max(_FEW, sum(info.nbytes for info in infos))
 
 
-class _OriginalPayloads:
-    """Finds weights among an archive's payloads: by offset in its file, or by the digest and then the bytes."""
+def _original_finder(archive: Archive, by_offset: bool) -> Callable[[Any, int], PayloadId | None]:
+    """Return a function that finds the payload of an array's bytes, by offset in the file or by digest; None without."""
+    start = archive.header.payload_offset
+    rows = enumerate(archive.index.payloads.tolist())
+    numbers = {(start + at if by_offset else digest, nbytes): PayloadId(n) for n, (at, nbytes, digest) in rows}
 
-    def __init__(self, archive: Archive, by_offset: bool) -> None:
-        self._archive, self._by_offset = archive, by_offset
-        start = archive.header.payload_offset
-        rows = enumerate(archive.index.payloads.tolist())
-        self._numbers = {
-            (start + offset if by_offset else digest, nbytes): PayloadId(number)
-            for number, (offset, nbytes, digest) in rows
-        }
-
-    def find(self, array: Any, offset: int) -> PayloadId | None:
-        """Return the payload with the bytes of an array, which begins at `offset` of its file; None without one."""
-        number = self._numbers.get((offset if self._by_offset else digest_of(array), array.nbytes))
-        if number is None or self._by_offset:
+    def find(array: Any, offset: int) -> PayloadId | None:
+        number = numbers.get((offset if by_offset else digest_of(array), array.nbytes))
+        if number is None or by_offset:
             return number
-        return number if np.array_equal(array, np.frombuffer(self._archive.payload(number), np.uint8)) else None
+        return number if np.array_equal(array, np.frombuffer(archive.payload(number), np.uint8)) else None
+
+    return find
 
 
 class PayloadPool:

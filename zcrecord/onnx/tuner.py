@@ -179,9 +179,10 @@ class _Tuning(NamedTuple):
             try:
                 self.work.record.verify()  # first: a damaged archive gets this error, not one of ONNX Runtime's
                 digest = content_digest(self.work.base, known=self.work.sha256)
-                return self._write(digest, lambda: jobs[0].result(), lambda: jobs[1].result())
-            except OnnxError:  # of the model, or of one of some nodes alone
-                return self._write(digest, lambda: self._optimise(packs_all=True), lambda: None)
+                try:
+                    return self._write(digest, lambda: jobs[0].result(), lambda: jobs[1].result())
+                except OnnxError:  # perhaps of a model of some nodes alone, of which this way has none
+                    return self._write(digest, lambda: self._optimise(packs_all=True), lambda: None)
             finally:
                 jobs.clear()
 
