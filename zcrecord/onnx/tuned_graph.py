@@ -224,7 +224,7 @@ def _are_weights_remade(model: Record) -> bool:
 
 
 def _original_finder(archive: Archive, by_offset: bool) -> Callable[[Any, int], PayloadId | None]:
-    """Return a function that finds the payload of an array's bytes, by offset in the file or by digest; None without."""
+    """Return a function that finds the payload of an array's bytes, by offset in the file or by digest, or None."""
     start = archive.header.payload_offset
     rows = enumerate(archive.index.payloads.tolist())
     numbers = {(start + at if by_offset else digest, nbytes): PayloadId(n) for n, (at, nbytes, digest) in rows}
