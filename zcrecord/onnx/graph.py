@@ -69,15 +69,18 @@ def opened_model(source: Any, module: str | None, trusted_keys: Sequence[Any] | 
     record = record_of(source, trusted_keys)
     modules = models_of(record.archive)
     path = record.archive.path
-    choice = f"its models are in modules: {', '.join(map(printable, modules))}"
+
+    def choice() -> str:
+        return f"its models are in modules: {', '.join(map(printable, modules))}"
+
     if not module and modules and "" not in modules:
-        raise UnsupportedError(choice, path=path, advice=Advice("name one by {}", "module"))
+        raise UnsupportedError(choice(), path=path, advice=Advice("name one by {}", "module"))
     try:
         model = OpenedModel(record, module or "", record.module(module) if module else record)
     except TensorNotFoundError as error:
         if not any(modules):
             raise
-        raise TensorNotFoundError(module or "", path=path, why=f"no module has this name; {choice}") from error
+        raise TensorNotFoundError(module or "", path=path, why=f"no module has this name; {choice()}") from error
     skeleton_of(model.part)
     return model
 
