@@ -135,7 +135,7 @@ def test_a_disk_that_is_full_while_onnx_runtime_writes_is_told_as_that(
 
     owner, name = {"optimise": (made, "optimise"), "pack": (nodes, "_fields")}.get(place, (nodes.WeightPacker, "_pack"))
     monkeypatch.setattr(owner, name, fails)
-    monkeypatch.setattr(made, "_is_made_anew", lambda _: True)  # weights are mapped
+    monkeypatch.setattr(made, "_are_weights_remade", lambda _: True)  # weights are mapped
     with pytest.raises(zcrecord.errors.SourceError, match=r"4096 are free|cannot write: No space left on device"):
         tune(plain, tmp_path / "out.zcr")
     assert not list(tmp_path.iterdir())

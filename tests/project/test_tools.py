@@ -364,7 +364,7 @@ def test_tests_that_run_there_are_here_and_packages_are_those_of_the_project() -
     assert not [requirement for requirement in found if requirement.startswith(("torch", "pytest-", "zcrecord"))]
 
 
-def test_a_userland_that_was_not_finished_is_made_anew_and_not_refused(
+def test_a_userland_that_was_not_finished_are_weights_remade_and_not_refused(
     able: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "half"

@@ -41,7 +41,7 @@ INDEX_CRC = "zcrecord.index_crc"  # 8 hexadecimal digits; the index has every of
 EMBEDDED = "zcrecord.embedded"  # "prefix" or "suffix", if the archive is part of a file
 TUNED_FOR = "zcrecord.tuned_for"  # the target, if the model is the archive's tuned graph
 MODULE = "zcrecord.module"  # the module that the model is in, if it is not the record itself
-_FORMS = {  # of their values; a link has the first four
+_FORMS = {  # of their values; every link has the first four
     ARCHIVE: re.compile(".+", re.DOTALL),
     CONTENT_DIGEST: re.compile("sha256:[0-9a-f]{64}"),
     PAYLOAD_OFFSET: re.compile("[0-9]{1,20}"),
@@ -50,7 +50,7 @@ _FORMS = {  # of their values; a link has the first four
     TUNED_FOR: re.compile(r"\{[ -~]+\}"),
     MODULE: re.compile(".+", re.DOTALL),
 }
-PROPERTIES = tuple(_FORMS)
+PROPERTIES, _REQUIRED = tuple(_FORMS), tuple(_FORMS)[:4]
 _AGAIN = Advice("export the model again with {}", "external", True)
 _WITH_EXTERNAL = "a model with external weights"
 
@@ -90,8 +90,8 @@ class ExternalReport:
 def is_link(pairs: Sequence[tuple[str, str]]) -> bool:
     """Return True if metadata_props of these keys are as `to_onnx(external=True)` writes them: once, well formed."""
     values = dict(pairs)
-    whole = len(values) == len(pairs) and values.keys() >= set(PROPERTIES[:4])
-    return whole and all(_FORMS[key].fullmatch(value) for key, value in pairs)
+    has_each_once = len(values) == len(pairs) and values.keys() >= set(_REQUIRED)
+    return has_each_once and all(_FORMS[key].fullmatch(value) for key, value in pairs)
 
 
 def _payload_offset(record: Record) -> int:
@@ -103,7 +103,7 @@ def _index_crc(record: Record) -> str:
 
 
 def link(model: OpenedModel, dest: str | None) -> ArchiveLink:
-    """Open the archive of a model's record again, for a model at `dest` to refer to.
+    """Open the archive of a model's record again, for a model at `dest` to refer to; the caller closes its record.
 
     Raises:
         UnsupportedError: `dest` is no path; the record has no plain file, or differs from it. ExternalDataError: a
@@ -137,20 +137,20 @@ def link(model: OpenedModel, dest: str | None) -> ArchiveLink:
 def digest_of(payloads: Payloads, record: Record, progress: Callable[[int, int], None] | None = None) -> str:
     """Return a record's content digest, and check every payload; holds a few MiB at most.
 
-    `progress` is called with the bytes read and the total.
+    `progress` is called with the bytes read and the total; equal tensors are read once.
     """
-    read = {i.payload if i.strides is None else (i.payload, i.offset, i.shape, i.strides): i for i in payloads.infos}
-    total = sum(info.nbytes for info in read.values())
-    done = 0
+    infos = {i.payload if i.strides is None else (i.payload, i.offset, i.shape, i.strides): i for i in payloads.infos}
+    total = sum(info.nbytes for info in infos.values())
+    bytes_read = 0
 
-    def sha256(i: int) -> bytes:
-        nonlocal done
+    def sha256(number: int) -> bytes:
+        nonlocal bytes_read
         digest = hashlib.sha256()
-        for piece in payloads.pieces(payloads.infos[i]):
+        for piece in payloads.pieces(payloads.infos[number]):
             digest.update(piece)
-            done += len(piece)
+            bytes_read += len(piece)
             if progress is not None:
-                progress(done, total)
+                progress(bytes_read, total)
         return digest.digest()
 
     digest_text = content_digest(record.archive, sha256)
@@ -194,19 +194,20 @@ def verify_external(
             names = full_names(tensors, opened.nbytes)
             file.seek(0)
             interface = interface_of(file)
-        record, location = _archive(model, props, allow_links)
+        record, location = _open_archive(model, props, allow_links)
     pairs = zip(names, places, strict=True)
     expected = {name: place for name, place in pairs if (ref := place.reference) and ref.location == location}
     with record:
-        _compare(record, model, props, full, progress)
+        _check_archive(record, model, props, full, progress)
         part = opened_model(record, props.get(MODULE)).part
         fault_of = _payload_check(record) if TUNED_FOR in props else _tensor_check(part)
         for name, place in expected.items():
             if (fault := fault_of(name, place)) is not None:
                 message = f"'{printable(model)}' expects {_describe(place)}, {fault}"
                 raise IntegrityError(message, path=record.archive.path, tensor=name, advice=_AGAIN)
-        if TUNED_FOR in props and (other := difference(interface_of(skeleton_of(part)), interface)) is not None:
-            message = f"it {other}, unlike the model in '{printable(record.path or '')}'"
+        change = difference(interface_of(skeleton_of(part)), interface) if TUNED_FOR in props else None
+        if change is not None:
+            message = f"it {change}, unlike the model in '{printable(record.path or '')}'"
             raise IntegrityError(message, path=model, advice=_AGAIN)
     return ExternalReport(
         archive=record.path or "",
@@ -218,20 +219,21 @@ def verify_external(
 
 
 def _link_properties(file: io.FileIO) -> dict[str, str]:
+    """Return the metadata_props of a model; UnsupportedError unless it is a regular file, and they name an archive."""
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         raise UnsupportedError("not a regular file; write the model to one, beside its archive")
     check_head(file.read(HEAD))
     file.seek(0)
     props = read_properties(file)
-    for key in PROPERTIES[:4]:
+    for key in _REQUIRED:
         if key not in props:
             fault = f"no '{key}' in its metadata_props: it was not exported with external weights"
             raise UnsupportedError(f"{fault}, and nothing tells which archive it is for")
     return props
 
 
-def _archive(model: str, props: dict[str, str], allow_links: bool) -> tuple[Record, str]:
-    """Return the archive that a model names, and its location; opens the very file that was checked."""
+def _open_archive(model: str, props: dict[str, str], allow_links: bool) -> tuple[Record, str]:
+    """Open the archive that a model names, the very file that was checked; return it and its location."""
     embedded: Any = props.get(EMBEDDED)
     if embedded not in (None, "prefix", "suffix"):
         raise OnnxError(f"its '{EMBEDDED}' is '{printable(str(embedded))}', not prefix or suffix", advice=_AGAIN)
@@ -245,7 +247,7 @@ def _archive(model: str, props: dict[str, str], allow_links: bool) -> tuple[Reco
     return Record(archive), location
 
 
-def _compare(record: Record, model: str, props: dict[str, str], full: bool, progress: Progress | None) -> None:
+def _check_archive(record: Record, model: str, props: dict[str, str], full: bool, progress: Progress | None) -> None:
     """Raise IntegrityError unless an archive has the offset, checksum and digest in the metadata_props of a model."""
 
     def compare(field: str, expected: str, actual: str) -> None:
@@ -262,7 +264,7 @@ def _compare(record: Record, model: str, props: dict[str, str], full: bool, prog
 
 
 def _tensor_check(part: Record) -> Callable[[str, LocatedTensor], str | None]:
-    """Return a function that compares a reference with the tensor of its name, and returns the fault or None."""
+    """Return a function that compares a model's reference with the tensor of its name; it returns the fault or None."""
     infos = {info.name: info for info in part.infos()}
 
     def fault_of(name: str, expected: LocatedTensor) -> str | None:
@@ -276,7 +278,7 @@ def _tensor_check(part: Record) -> Callable[[str, LocatedTensor], str | None]:
 
 
 def _payload_check(record: Record) -> Callable[[str, LocatedTensor], str | None]:
-    """Return that function for a tuned graph, whose references are to payloads."""
+    """Return a function as `_tensor_check` does, for a tuned graph: its references are to payloads, of any name."""
     rows = record.archive.index.payloads
     offsets = (rows["offset"] + _payload_offset(record)).tolist()
     payloads = set(zip(offsets, rows["nbytes"].tolist(), strict=True))

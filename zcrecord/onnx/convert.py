@@ -107,26 +107,26 @@ def convert(
     started, source_path = time.perf_counter(), path_or_none(source)
     if verify and (dry_run or source_path is None or path_or_none(dest) is None or files.is_url(dest)):
         raise UnsupportedError("to verify reads source and archive again: give both as local paths, and no dry run")
-    test = None if select is None and exclude is None else NameFilter(select, exclude)
-    models = _models(source, source_path, test)
-    work = _ModelConversion(models, source_path, alignment, allow_links, test, 1 + verify, metadata, progress)
+    name_filter = None if select is None and exclude is None else NameFilter(select, exclude)
+    models = _models(source, source_path, name_filter)
+    conversion = _Conversion(models, source_path, alignment, allow_links, name_filter, 1 + verify, metadata, progress)
     settings = {"force": force, "durable": durable, "dry_run": dry_run}
     with _destination(models, source_path, dest, storage_options, **settings) as (sink, dest_path):
-        done = work.write(sink)
+        written = conversion.write(sink)
         if verify:
-            work.check(done, dest_path)
+            conversion.verify(written, dest_path)
     return conversion_report(
         started,
         source=source_path,
         dest=dest_path,
-        tensors=done.saved.tensors,
-        modules=done.modules,
-        renamed=done.renamed,
-        payload_bytes=done.saved.payload_bytes,
-        archive_bytes=done.saved.archive_bytes,
-        input_bytes=done.input_bytes,
-        shared_bytes=done.saved.deduplicated,
-        left_out=done.left_out,
+        tensors=written.saved.tensors,
+        modules=written.modules,
+        renamed=written.renamed,
+        payload_bytes=written.saved.payload_bytes,
+        archive_bytes=written.saved.archive_bytes,
+        input_bytes=written.input_bytes,
+        shared_bytes=written.saved.deduplicated,
+        left_out=written.left_out,
         verified=verify,
         dry_run=dry_run,
     )
@@ -141,8 +141,8 @@ class _ModelSource(NamedTuple):
     in_folder: bool = False  # it was found in one, whose links may lead anywhere
 
 
-def _models(source: Any, path: str | None, test: NameFilter | None) -> list[_ModelSource]:
-    """Return the model, or those of a folder, in the order of their names."""
+def _models(source: Any, path: str | None, name_filter: NameFilter | None) -> list[_ModelSource]:
+    """Return the model, or those of a folder, in the order of their names; SourceError for a folder without one."""
     if path is None or not os.path.isdir(path):
         return [_ModelSource(source, path, "")]
     with files.refusals(path):
@@ -156,7 +156,7 @@ def _models(source: Any, path: str | None, test: NameFilter | None) -> list[_Mod
             raise NameCollisionError(f"{fault}; rename one", path=path)
     if not modules:
         raise SourceError(f"is a folder without a model (*{_SUFFIX}); name one", path=path, errno=errno.EISDIR)
-    if len(modules) > 1 and test is not None:
+    if len(modules) > 1 and name_filter is not None:
         raise UnsupportedError(f"select and exclude are for one model, and the folder has {len(modules)}", path=path)
     paths = {module: os.path.join(path, name) for module, name in modules.items()}
     return [_ModelSource(file, file, module if len(paths) > 1 else "", True) for module, file in paths.items()]
@@ -173,7 +173,7 @@ def _destination(
     durable: bool,
     dry_run: bool,
 ) -> Iterator[tuple[Sink, str | None]]:
-    """Yield a sink for the archive, and its final path; of a folder, copy the other files, too."""
+    """Yield a sink for the archive, closed at the end, and its path; from a folder to one, copy other files, too."""
     path = path_or_none(dest)
     with contextlib.ExitStack() as stack:
         if source is not None and path is not None and os.path.isdir(source):
@@ -183,23 +183,26 @@ def _destination(
                 if not dry_run:
                     dest = stack.enter_context(folders.model_folder(source, path, force=force, durable=durable))
                 path = os.path.join(path, folders.MODEL)
-        new = None
+        replaces = None
         for model in models:
-            new = files.check_destination(model.path, path, force or dry_run, options)
-        sink = None if dry_run else files.open_sink(dest, durable=durable, options=options, replaces=new)
-        yield (NullSink() if sink is None else stack.enter_context(sink)), path
+            replaces = files.check_destination(model.path, path, force or dry_run, options)
+        if dry_run:
+            yield NullSink(), path
+        else:
+            sink = files.open_sink(dest, durable=durable, options=options, replaces=replaces)
+            yield stack.enter_context(sink), path
 
 
 class _OpenModel(NamedTuple):
     """An open model: a stream of its bytes; the compressed stream, if there is one; its size, if known; its folder."""
 
     stream: Any
-    packed: PeekableStream | None
-    total: int | None
+    compressed: PeekableStream | None
+    nbytes: int | None
     folder: external_data.ModelFolder | None
 
     @property
-    def outside(self) -> int:
+    def external_bytes(self) -> int:
         """Bytes read of its external data."""
         return 0 if self.folder is None else self.folder.nbytes
 
@@ -212,35 +215,38 @@ class _Pass:
     outline: ModuleTreeBuilder = field(default_factory=ModuleTreeBuilder)
     entries: Entries | None = None  # of the tensors, in place of the outline
     input_bytes: int = 0
-    passed: int = 0  # bytes read, of the compressed form if there is one
+    bytes_read: int = 0  # of the compressed form if there is one
     renamed: int = 0
     left_out: int = 0
     modules: int = 0
     saved: SaveReport = field(init=False)
 
-    def add(
-        self, source: _OpenModel, module: str, test: NameFilter | None, report: Callable[[int], None] | None
+    def add_model(
+        self, source: _OpenModel, module: str, name_filter: NameFilter | None, report: Callable[[int], None] | None
     ) -> None:
-        """Write all payloads of a model, the skeleton last."""
+        """Write all payloads of a model, the skeleton last; `report` is called with the bytes of the model read."""
         skeleton = Skeleton()
-        bounded = report if source.packed is None else _graph_limit(skeleton, source.packed, report)
-        reader = ProtobufReader(source.stream, skeleton, bounded)
+        on_read = report if source.compressed is None else _graph_limit(skeleton, source.compressed, report)
+        reader = ProtobufReader(source.stream, skeleton, on_read)
         check_start(reader)
-        selection = None if test is None else _Selection(test)
+        selection = None if name_filter is None else _Selection(name_filter)
         sink = _ArchiveSink(reader, self.out, selection, source.folder, report)
         Scanner(reader, sink).scan()
-        input_bytes = reader.base + reader.limit + source.outside
+        input_bytes = reader.base + reader.limit + source.external_bytes
         if not module and selection is None:  # then the graph is the payload that comes next
             self.entries = entries_by_columns(sink.named, input_bytes, PayloadId(self.out.payloads))
         if self.entries is None:
             self.renamed += name_tensors(sink.named, input_bytes, self.outline, module)
-        self.left_out += sum(f.payload == LEFT_OUT for f in sink.named)
+        self.left_out += sum(tensor.payload == LEFT_OUT for tensor in sink.named)
         self.input_bytes += input_bytes
-        self.passed += input_bytes if source.packed is None else source.packed.position
+        self.bytes_read += input_bytes if source.compressed is None else source.compressed.position
         if selection is not None:
             selection.check(sink.named)
             return
-        sink.named.clear()
+        sink.named.clear()  # frees memory before the skeleton is put together
+        self._add_skeleton(skeleton, module)
+
+    def _add_skeleton(self, skeleton: Skeleton, module: str) -> None:
         self.out.begin(len(skeleton))
         for part in skeleton.finish():
             self.out.write(part)
@@ -249,7 +255,7 @@ class _Pass:
             self.outline.attribute((module, GRAPH_ATTRIBUTE) if module else (GRAPH_ATTRIBUTE,), graph)
 
     def finish(self, metadata: Metadata | None) -> None:
-        """Write the index."""
+        """Write the index, with the metadata if there is any."""
         entries = self.outline.entries() if self.entries is None else self.entries
         if metadata is not None:
             entries.metadata = metadata_entries(metadata_now(metadata))
@@ -257,40 +263,45 @@ class _Pass:
         self.saved = self.out.finish(entries)
 
 
-class _ModelConversion(NamedTuple):
+class _Conversion(NamedTuple):
     """The arguments of one conversion, which may take two passes over the models."""
 
     models: list[_ModelSource]
     path: str | None  # of the source
     alignment: int
     allow_links: bool
-    test: NameFilter | None
+    name_filter: NameFilter | None
     passes: int
     metadata: Metadata | None
     progress: Progress | None
 
-    def write(self, sink: Sink, before: int = 0) -> _Pass:
-        """Pass over the models once, everything into the sink."""
-        done = _Pass(StreamWriter(sink, alignment=self.alignment))
+    def write(self, sink: Sink, bytes_before: int = 0) -> _Pass:
+        """Pass over the models once, everything into the sink; `bytes_before` were read by an earlier pass."""
+        conversion_pass = _Pass(StreamWriter(sink, alignment=self.alignment))
         for model in self.models:
             with located(path=model.path):
                 if model.module:
-                    done.outline.check_name((model.module,))
+                    conversion_pass.outline.check_name((model.module,))
                 with self._open_model(model) as source:
-                    done.add(source, model.module, self.test, self._report(source, before + done.passed))
-        done.finish(self.metadata)
-        return done
+                    report = self._report(source, bytes_before + conversion_pass.bytes_read)
+                    conversion_pass.add_model(source, model.module, self.name_filter, report)
+        conversion_pass.finish(self.metadata)
+        return conversion_pass
 
     @contextlib.contextmanager
     def _open_model(self, model: _ModelSource) -> Iterator[_OpenModel]:
+        """Open a model, decompressed if it is compressed; a path is closed at the end, the caller's stream is not."""
         if model.path is None:
             peeked = PeekableStream(model.source)
             yield _OpenModel(decompressed(peeked), peeked, None, None)
             return
         folder = external_data.ModelFolder(os.path.dirname(absolute_path(model.path)), allow_links=self.allow_links)
-        opened = partial(StreamReader, regular=model.in_folder)
-        beside = model.in_folder and not self.allow_links
-        with open_beside(model.path, os.path.basename(model.path), opened) if beside else opened(model.path) as file:
+        open_stream = partial(StreamReader, regular=model.in_folder)
+        if model.in_folder and not self.allow_links:
+            opening = open_beside(model.path, os.path.basename(model.path), open_stream)
+        else:
+            opening = open_stream(model.path)
+        with opening as file:
             peeked = PeekableStream(file)
             stream = decompressed(peeked)
             if stream is not peeked:
@@ -300,44 +311,45 @@ class _ModelConversion(NamedTuple):
                 file.seek(0)
             yield _OpenModel(file if file.seekable else peeked, None, file.nbytes, folder)
 
-    def _report(self, source: _OpenModel, before: int) -> Callable[[int], None] | None:
-        progress, total = self.progress, source.total
+    def _report(self, source: _OpenModel, bytes_before: int) -> Callable[[int], None] | None:
+        """Return a function that passes on the bytes read of a model to the caller's progress; None without one."""
+        progress, total = self.progress, source.nbytes
         if progress is None:
             return None
         if len(self.models) > 1:
             total = sum(os.path.getsize(model.source) for model in self.models)
-        all_passes = None if total is None else self.passes * total
+        total_of_passes = None if total is None else self.passes * total
 
-        def report(passed: int) -> None:
-            position = passed if source.packed is None else source.packed.position
-            progress(before + position + source.outside, all_passes)
+        def report(bytes_read: int) -> None:
+            position = bytes_read if source.compressed is None else source.compressed.position
+            progress(bytes_before + position + source.external_bytes, total_of_passes)
 
         return report
 
-    def check(self, done: _Pass, dest_path: str | None) -> None:
-        """Read the source again and the archive back, and compare them."""
-        again = self.write(NullSink(), done.passed)
-        if again.out.index != done.out.index:
+    def verify(self, written: _Pass, dest_path: str | None) -> None:
+        """Read the source again and the archive back; IntegrityError if either differs from what was written."""
+        repeated = self.write(NullSink(), written.bytes_read)
+        if repeated.out.index != written.out.index:
             fault = "read again, it is another model than the one converted; it was changed meanwhile, convert it again"
             raise IntegrityError(fault, path=self.path)
         with located(path=dest_path):
-            done.out.verify_written()
+            written.out.verify_written()
 
 
 def _graph_limit(
-    skeleton: Skeleton, packed: PeekableStream, report: Callable[[int], None] | None
+    skeleton: Skeleton, compressed: PeekableStream, report: Callable[[int], None] | None
 ) -> Callable[[int], None]:
     """Return a progress callback that refuses a huge graph in little compressed data, as it is held in memory."""
 
-    def bounded(passed: int) -> None:
-        if len(skeleton) > _GRAPH + _EXPANDED * packed.position:
-            fault = f"{packed.position} compressed bytes expand to a graph of more than {len(skeleton)} bytes"
+    def check_graph(bytes_read: int) -> None:
+        if len(skeleton) > _GRAPH + _EXPANDED * compressed.position:
+            fault = f"{compressed.position} compressed bytes expand to a graph of more than {len(skeleton)} bytes"
             advice = "if you trust the file, decompress it first"
-            raise LimitError(f"{fault}, without its values; {advice}", offset=packed.position)
+            raise LimitError(f"{fault}, without its values; {advice}", offset=compressed.position)
         if report is not None:
-            report(passed)
+            report(bytes_read)
 
-    return bounded
+    return check_graph
 
 
 class _ArchiveSink(TensorSink):
@@ -354,8 +366,8 @@ class _ArchiveSink(TensorSink):
         super().__init__()
         self._shapes: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._data: list[memoryview] = []  # of tensors in a row, to be written together
-        self._next = 0  # the id of the first of them
-        self._writing = True  # the payload that is open
+        self._first = 0  # the id of the first of their payloads
+        self._is_written = True  # False while the values of a tensor that is left out come
         self._out = out
         self._selection = selection
         self._folder = folder
@@ -368,8 +380,8 @@ class _ArchiveSink(TensorSink):
             payload = LEFT_OUT
         else:
             if not self._data:
-                self._next = self._out.payloads
-            payload = self._next + len(self._data)
+                self._first = self._out.payloads
+            payload = self._first + len(self._data)
             self._data.append(data)
         named, shape = self.named, tuple(dims)
         shape = self._shapes.setdefault(shape, shape)  # one tuple for all tensors of a shape
@@ -382,26 +394,27 @@ class _ArchiveSink(TensorSink):
             self._data.clear()
 
     def begin(self, t: TensorMessage, nbytes: int) -> None:
-        self._writing = self._selection is None or self._selection.decide(t)
-        if self._writing:
+        self._is_written = self._selection is None or self._selection.may_take(t)
+        if self._is_written:
             self._out.begin(nbytes)
 
     def write(self, data: Any) -> None:
-        if self._writing:
+        if self._is_written:
             self._out.write(data)
 
     def end(self) -> int:
-        return self._out.end() if self._writing else NONE
+        return self._out.end() if self._is_written else NONE
 
     def finish(self, t: TensorMessage, tensors: TensorReader) -> None:
         if t.external:
-            self._load(t, tensors)
+            self._copy_external(t, tensors)
         shape = tensors.finish(t)
         payload = t.values.payload if self._selection is None else self._selection.settle(t, self._out)
         kind = by_onnx[t.data_type]
         self.named[t.index] = NamedTensor(t.scope, t.field, t.place, t.name, t.offset, kind, shape, payload)
 
-    def _load(self, t: TensorMessage, tensors: TensorReader) -> None:
+    def _copy_external(self, t: TensorMessage, tensors: TensorReader) -> None:
+        """Write a tensor's external data as its values; only count them if the tensor is left out."""
         reference = external_data.reference_of(t)
         if reference is None:
             return  # empty, or `TensorReader.finish` names its fault
@@ -424,40 +437,40 @@ class _Selection:
     initializer whose values come first, as typed ones do, is written and, if it is left out, removed again.
     """
 
-    def __init__(self, test: NameFilter) -> None:
-        self._test = test
+    def __init__(self, name_filter: NameFilter) -> None:
+        self._takes_name = name_filter
 
     def takes(self, scope: Scope, field: int, place: int, name: bytes) -> bool:
         """Return True if a tensor is selected, by its name as far as it is known."""
-        return self._test(plain_name(scope, field, place, name) or "")
+        return self._takes_name(plain_name(scope, field, place, name) or "")
 
-    def decide(self, t: TensorMessage) -> bool:
+    def may_take(self, t: TensorMessage) -> bool:
         """Return True if a tensor's values, which come next, are to be written: always if its name is not known yet."""
         name = plain_name(t.scope, t.field, t.place, t.name)
-        return name is None or self._test(name)
+        return name is None or self._takes_name(name)
 
     def settle(self, t: TensorMessage, out: StreamWriter) -> int:
         """Return the payload of a finished tensor; if it is not selected, remove the payload, and return LEFT_OUT.
 
         Raises:
             OnnxError: its values were left out, and a name that came later selects it. UnsupportedError: the payload
-            went into a pipe.
+                went into a pipe.
         """
-        keeps, payload = self.takes(t.scope, t.field, t.place, t.name), t.values.payload
-        if keeps and payload == NONE and t.expected():
+        is_taken, payload = self.takes(t.scope, t.field, t.place, t.name), t.values.payload
+        if is_taken and payload == NONE and t.expected():
             raise _named_too_late(t.label, t.offset)
-        if not keeps and payload != NONE:
+        if not is_taken and payload != NONE:
             out.forget(payload)
-        return payload if keeps else LEFT_OUT
+        return payload if is_taken else LEFT_OUT
 
     def check(self, tensors: Sequence[NamedTensor]) -> None:
-        """Check, with all names known, that each decision was right, and that some tensor is selected."""
-        names = [plain_name(f.scope, f.field, f.place, f.name) or "" for f in tensors]
-        for name, f in zip(names, tensors, strict=True):
-            if self._test(name) != (f.payload != LEFT_OUT):
-                raise _named_too_late(name, f.offset)
-        if all(f.payload == LEFT_OUT for f in tensors):
-            raise TensorNotFoundError(self._test.text, lambda: names)
+        """Raise OnnxError if a name that came late changes a decision, TensorNotFoundError if no tensor is selected."""
+        names = [plain_name(*tensor[:4]) or "" for tensor in tensors]
+        for name, tensor in zip(names, tensors, strict=True):
+            if self._takes_name(name) != (tensor.payload != LEFT_OUT):
+                raise _named_too_late(name, tensor.offset)
+        if all(tensor.payload == LEFT_OUT for tensor in tensors):
+            raise TensorNotFoundError(self._takes_name.text, lambda: names)
 
 
 def _named_too_late(name: str, offset: int) -> OnnxError:

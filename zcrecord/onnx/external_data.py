@@ -98,19 +98,19 @@ class OpenFile:
             raise SourceError(f"cannot read: {error.strerror or error}", path=self.path, errno=error.errno) from error
 
     def read_more(self, buffer: memoryview, offset: int) -> int:
-        """Read from an offset before the end; return the number of bytes read."""
-        done = self.read_at(buffer, offset)
-        if not done:
+        """Read from an offset before the end; return the number of bytes read, SourceError if there is none left."""
+        count = self.read_at(buffer, offset)
+        if not count:
             raise self._shrunk()
-        return done
+        return count
 
     def read(self, offset: int, nbytes: int) -> Bytes:
         """Return a copy of a range in memory of its own, aligned as payloads are."""
-        room = aligned_empty(nbytes)
+        copy = aligned_empty(nbytes)
         done = 0
         while done < nbytes:
-            done += self.read_more(room.data[done:], offset + done)
-        return room
+            done += self.read_more(copy.data[done:], offset + done)
+        return copy
 
     def check_current(self) -> None:
         """Raise SourceError unless the file's path still leads to it, and its size is the same."""
@@ -155,11 +155,11 @@ def reference_of(t: TensorMessage) -> ExternalReference | None:
         raise OnnxError("has external data and values of its own; it may have one of them")
     if t.data_type == STRING:
         raise ExternalDataError("strings cannot be external data")
-    need = t.expected()
-    if t.dtype is None or need < 0:
+    nbytes = t.expected()
+    if t.dtype is None or nbytes < 0:
         return None  # `TensorReader.finish` names the fault
-    reference = parse(t.entries or {}, need)
-    return reference if need else None
+    reference = parse(t.entries or {}, nbytes)
+    return reference if nbytes else None
 
 
 def location_from(model: str, path: str) -> str:
@@ -222,6 +222,7 @@ def _checked_location(location: str) -> str:
 
 
 def _number(entries: dict[str, str], key: str, location: str) -> int | None:
+    """Return the number in an entry; None without the entry, ExternalDataError for any other text."""
     text = entries.get(key)
     if text is None:
         return None

@@ -31,26 +31,14 @@ from zcrecord.record.record import Record
 from zcrecord.storage.sink import Sink
 from zcrecord.tensors.packed import PackedTensor, StringTensor
 
-from .names import (
-    ATTRIBUTE,
-    FUNCTION,
-    GRAPH,
-    GRAPH_ATTRIBUTE,
-    MODEL,
-    NODE,
-    OPERATOR,
-    TRAINING,
-    NamedTensor,
-    Scope,
-    full_names,
-)
+from .names import GRAPH, GRAPH_ATTRIBUTE, NamedTensor, full_names, graph_around
 
 MOST_MAPPED = 20_000  # weights in files, each a mapping of its own, of which Linux allows 65,530
 INLINE = 127  # bytes; up to here shape inference reads values, and it cannot read external data
 _COPIED = 1 << 12  # bytes; smaller values are copied into the message, larger ones become parts of their own
 _SMALL = 1 << 8  # bytes; larger values are read while the model is written; fields of smaller ones take as much memory
 _JOINED = 1 << 18  # bytes that are written together
-_KEY = STUB_KEY.decode()
+_KEY, _MOST_DIGITS = STUB_KEY.decode(), 11  # of the number in a stub
 STAY_OUT = Advice("save the record again with np.ascontiguousarray of its arrays, so that they can stay out")
 _OWN_VALUES = "a tensor has values of its own; convert the model again"
 # ONNX Runtime takes these only from the model itself.
@@ -66,9 +54,10 @@ class OpenedModel(NamedTuple):
 
 
 def opened_model(source: Any, module: str | None, trusted_keys: Sequence[Any] | None = None) -> OpenedModel:
-    """Return a model of an archive: a path, that of a folder with one archive, a bytes-like or a Record.
+    """Open a model in an archive: a path, that of a folder with one archive, a bytes-like or a Record.
 
-    `module` is the name of the model's module; None stands for the record itself.
+    `module` is the name of the model's module; None stands for the record itself. `trusted_keys` are those of
+    `load_record`. The caller closes the record, unless it is `source`.
 
     Raises:
         UnsupportedError: there is no model, or several and no `module`. TensorNotFoundError: there is no such module.
@@ -81,17 +70,17 @@ def opened_model(source: Any, module: str | None, trusted_keys: Sequence[Any] | 
     modules = models_of(record.archive)
     path = record.archive.path
 
-    def listed() -> str:
+    def choice() -> str:
         return f"its models are in modules: {', '.join(map(printable, modules))}"
 
     if not module and modules and "" not in modules:
-        raise UnsupportedError(listed(), path=path, advice=Advice("name one by {}", "module"))
+        raise UnsupportedError(choice(), path=path, advice=Advice("name one by {}", "module"))
     try:
         model = OpenedModel(record, module or "", record.module(module) if module else record)
     except TensorNotFoundError as error:
         if not any(modules):
             raise
-        raise TensorNotFoundError(module or "", path=path, why=f"no module has this name; {listed()}") from error
+        raise TensorNotFoundError(module or "", path=path, why=f"no module has this name; {choice()}") from error
     skeleton_of(model.part)
     return model
 
@@ -115,7 +104,7 @@ class Initializer(NamedTuple):
 
     number: int
     name: str
-    named: bool  # False for a tensor in an attribute
+    in_graph: bool  # False for a tensor in an attribute or a sparse one, whose `name` does not identify it
     graph: str
     dtype: DType
     value: Any  # ndarray, PackedTensor or StringTensor
@@ -158,7 +147,7 @@ def skeleton_of(record: Record) -> memoryview:
 def restore(
     record: Record, place: Callable[[Initializer], Any] | None = None, *, skeleton: Any = None
 ) -> _RestoringSink:
-    """Return the model of a record, as `parts` and `tensors`; large values are views of the record, not copies.
+    """Return a record's model, as the attributes `parts` and `tensors`; large values are views, not copies.
 
     Args:
         place: called with each tensor, returns the replacement of its values: None to keep them, bytes for fields as
@@ -172,13 +161,14 @@ def restore(
             the bytes that they share.
     """
     data: Any = skeleton_of(record) if skeleton is None else skeleton
-    values, path = [(_kind(value), value) for value in record.values()], record.archive.path
+    values, path = [(_dtype(value), value) for value in record.values()], record.archive.path
     if copied := sum(value.nbytes for _, value in values if not in_c_order(value)):
         check_apart(copied, record.archive.stored_nbytes(), path)
     model = _restore(data, _RestoringSink(values, path, place))
-    names, in_record = full_names(model.named, sum(map(len, record.names))), record.names
-    if names != [in_record[tensor.number] for tensor in model.tensors]:
-        model = _restore(data, _RestoringSink(values, path, place, _numbers(names, in_record, path)))
+    record_names = record.names
+    names = full_names(model.named, sum(map(len, record_names)))
+    if names != [record_names[tensor.number] for tensor in model.tensors]:  # saved again in another order
+        model = _restore(data, _RestoringSink(values, path, place, _numbers(names, record_names, path)))
     model.check()
     return model
 
@@ -201,8 +191,9 @@ def size_of(parts: Sequence[Any], advice: Advice, path: str | None = None) -> in
     return nbytes
 
 
-def _numbers(names: list[str], in_record: Sequence[str], path: str | None) -> list[int]:
-    numbers = {name: number for number, name in enumerate(in_record)}
+def _numbers(names: list[str], record_names: Sequence[str], path: str | None) -> list[int]:
+    """Return the numbers of the model's tensors in the record; FormatError if one is missing."""
+    numbers = {name: number for number, name in enumerate(record_names)}
     for name in names:
         if name not in numbers:
             fault = "the model has a tensor of this name, the archive does not; save the record with all it had"
@@ -210,15 +201,15 @@ def _numbers(names: list[str], in_record: Sequence[str], path: str | None) -> li
     return [numbers[name] for name in names]
 
 
-def _restore(data: Any, tensors: _RestoringSink) -> _RestoringSink:
+def _restore(data: Any, sink: _RestoringSink) -> _RestoringSink:
     skeleton = Skeleton()
-    Scanner(ProtobufReader(io.BytesIO(data), skeleton), tensors).scan()
-    tensors.parts = skeleton.finish()
-    return tensors
+    Scanner(ProtobufReader(io.BytesIO(data), skeleton), sink).scan()
+    sink.parts = skeleton.finish()
+    return sink
 
 
 def values_or_deferred(nbytes: int, pieces: Callable[[], Iterable[Any]]) -> bytes | DeferredValues:
-    """Return raw_data for `place`: encoded at once if it is small, else read while the model is written."""
+    """Return raw_data for the `place` of `restore`: small values encoded now, larger ones read by `write_parts`."""
     if nbytes > _SMALL:
         return DeferredValues(nbytes, pieces)
     return encode_field(RAW_DATA, b"".join(map(bytes, pieces())))
@@ -229,29 +220,32 @@ def write_parts(parts: Sequence[Any], sink: Sink, report: Callable[[int], None] 
     sink.reserve(sum(map(len, parts)))
     start, pending = sink.position, bytearray()
 
-    def put(data: Any) -> None:
+    def write(data: Any) -> None:
         sink.write(data)
         report(sink.position - start)
 
     for part in parts:
         for piece in part.pieces() if isinstance(part, DeferredValues) else (part,):
-            if len(piece) < _JOINED:
+            is_large = len(piece) >= _JOINED
+            if not is_large:
                 pending.extend(piece)  # not +=, which an ndarray takes for arithmetic
-            if len(piece) >= _JOINED or len(pending) >= _JOINED:
-                put(pending)
+            if is_large or len(pending) >= _JOINED:
+                write(pending)
                 pending = bytearray()
-            if len(piece) >= _JOINED:
-                put(piece)
-    put(pending)
+            if is_large:
+                write(piece)
+    write(pending)
 
 
 def encode_reference(location: str, offset: int, nbytes: int) -> bytes:
-    """Encode the place of a tensor's values in a file; `location` is relative to the model's folder."""
+    """Encode external_data of a tensor: a file's path relative to the model's folder, offset and size there."""
     return encode_entries({"location": location, "offset": str(offset), "length": str(nbytes)})
 
 
 class _RestoringSink(TensorSink):
-    """Replaces stubs by values, or by the replacement that `place` returns; `numbers` correct those in stubs.
+    """Replaces stubs by values, or by the replacement that `place` returns.
+
+    A stub has the number of its tensor, unless `numbers` has those of all tensors, in the model's order.
 
     Attributes:
         parts: the ModelProto, bytes-like parts in order.
@@ -269,93 +263,68 @@ class _RestoringSink(TensorSink):
         self.parts: list[Any] = []
         self.tensors: list[Initializer] = []
         self._values, self._path, self._place, self._numbers = tensors, path, place, numbers
-        self._seen = bytearray(len(tensors))
+        self._has_number = bytearray(len(tensors))  # 1 for each number that a stub had
 
     def add_whole(self, *_: Any) -> bytes:
-        raise self._disagree(None, _OWN_VALUES)
+        raise self._error(None, _OWN_VALUES)
 
     def begin(self, t: TensorMessage, _: int) -> None:
-        raise self._disagree(t.label, _OWN_VALUES)
+        raise self._error(t.label, _OWN_VALUES)
 
     def locate(self, t: TensorMessage, *_: int) -> bool:
-        raise self._disagree(t.label, _OWN_VALUES)
+        raise self._error(t.label, _OWN_VALUES)
 
     def stub(self, t: TensorMessage, skeleton: Skeleton) -> None:
-        """Put a tensor's values, or a reference to them, in the place of its stub."""
+        """Put a tensor's values, or their replacement, in the place of its stub."""
         number = self._numbers[t.index] if self._numbers is not None else self._number(t)
         kind, value = self._values[number]
-        tensor = Initializer(number, t.label, t.scope.kind is GRAPH, _graph(t), kind, value)
+        tensor = Initializer(number, t.label, t.scope.kind is GRAPH, graph_around(t.scope), kind, value)
         self.tensors.append(tensor)
-        new = None if self._place is None else self._place(tensor)
-        if isinstance(new, bytes):
-            skeleton.tail += new
+        replacement = None if self._place is None else self._place(tensor)
+        if isinstance(replacement, bytes):
+            skeleton.tail += replacement
         elif kind is not dtypes.STRING:
-            data = raw_bytes(value).data if new is None else new
+            data = raw_bytes(value).data if replacement is None else replacement
             skeleton.tail += encode_varint(RAW_DATA << 3 | LEN) + encode_varint(len(data))
             if isinstance(data, memoryview) and len(data) < _COPIED:
                 skeleton.tail += data
             else:
                 skeleton.insert(data)
-        elif new is not None:
-            skeleton.insert(new)
+        elif replacement is not None:
+            skeleton.insert(replacement)
         else:
             for text in value.strings():
                 skeleton.tail += encode_field(STRING_DATA, text)
 
     def _number(self, t: TensorMessage) -> int:
+        """Return the number in a stub; FormatError if it is none of a tensor, or was in another stub."""
         text = (t.entries or {}).get(_KEY, "")
-        number = int(text) if text.isascii() and text.isdigit() and len(text) < 12 else -1
-        if not 0 <= number < len(self._values) or self._seen[number]:
+        number = int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else -1
+        if not 0 <= number < len(self._values) or self._has_number[number]:
             fault = f"its stub says '{text}', not the number of one of {len(self._values)} tensors"
-            raise self._disagree(t.label, fault)
-        self._seen[number] = 1
+            raise self._error(t.label, fault)
+        self._has_number[number] = 1
         return number
 
     def finish(self, t: TensorMessage, _tensors: TensorReader) -> None:
         kind = t.dtype
         if kind is None:
-            raise self._disagree(t.label, f"its data_type {t.data_type} is not known here; upgrade zcrecord")
+            raise self._error(t.label, f"its data_type {t.data_type} is not known here; upgrade zcrecord")
         self.named[t.index] = NamedTensor(t.scope, t.field, t.place, t.name, t.offset, kind, tuple(t.dims), 0)
 
     def check(self) -> None:
         """Raise FormatError unless skeleton and archive agree on every tensor's type and shape."""
-        for (_, name, _, _, kind, value), tensor in zip(self.tensors, self.named, strict=True):
-            if tensor.dtype is not kind or tensor.shape != value.shape:
-                stored = f"data_type {tensor.dtype.onnx} and shape {list(tensor.shape)}"
-                fault = f"the skeleton has {stored}, the archive {kind.name} and {list(value.shape)}"
-                raise self._disagree(name, fault)
+        for stored, tensor in zip(self.tensors, self.named, strict=True):
+            if tensor.dtype is not stored.dtype or tensor.shape != stored.value.shape:
+                fault = f"the skeleton has data_type {tensor.dtype.onnx} and shape {list(tensor.shape)}"
+                fault += f", the archive {stored.dtype.name} and {list(stored.value.shape)}"
+                raise self._error(stored.name, fault)
 
-    def _disagree(self, label: str | None, fault: str) -> FormatError:
+    def _error(self, label: str | None, fault: str) -> FormatError:
         return FormatError(f"attribute '{GRAPH_ATTRIBUTE}': {fault}", path=self._path, tensor=label)
 
 
-def _graph(t: TensorMessage) -> str:
-    scope = _around_constant(t.scope) or t.scope
-    if scope.kind is FUNCTION:
-        return "apart"
-    if scope.kind is not GRAPH:
-        return ""
-    above: Scope | None = scope.parent
-    if above is not None and above.kind is MODEL:
-        return "main"
-    while above is not None and above.kind not in (FUNCTION, TRAINING):
-        above = above.parent
-    return "inner" if above is None else "apart"
-
-
-def _around_constant(attribute: Scope) -> Scope | None:
-    """Return the graph or function with the Constant node whose value an attribute is; None for any other attribute.
-
-    The operator is known if it stands in front of the attribute, as usual.
-    """
-    node = attribute.parent
-    if attribute.kind is not ATTRIBUTE or node is None or node.kind is not NODE:
-        return None
-    known = (attribute.texts or {}).get(1), (node.texts or {}).get(OPERATOR)
-    return node.parent if known == (b"value", b"Constant") else None
-
-
-def _kind(value: Any) -> DType:
+def _dtype(value: Any) -> DType:
     if isinstance(value, StringTensor):
         return dtypes.STRING
     return value.kind if isinstance(value, PackedTensor) else dtypes.from_numpy(value.dtype)

@@ -39,11 +39,11 @@ def linked_models(record: Record, base: Record) -> list[LinkedModel]:
     folders = dict.fromkeys(os.path.dirname(path) for path in (archive, os.path.realpath(archive)))
     models = []
     digests: set[str] = set()  # computed for the first model that needs them: all of the archive is read
-    for path in (path for folder in folders for path in _models(folder)):
+    for path in (path for folder in folders for path in _model_paths(folder)):
         with refusals(path):
-            version = version_of(path)
-        props = _properties(path)
-        if props is None or not _same_file(os.path.join(os.path.dirname(path), props[ARCHIVE]), archive):
+            version = version_of(path)  # before it is read: a model replaced since is not replaced again
+        props = _link_properties(path)
+        if props is None or not _is_same_file(os.path.join(os.path.dirname(path), props[ARCHIVE]), archive):
             continue
         is_current = props[INDEX_CRC] == f"{record.archive.header.index_crc:08x}"
         if not is_current and not digests:
@@ -53,15 +53,16 @@ def linked_models(record: Record, base: Record) -> list[LinkedModel]:
     return models
 
 
-def _models(folder: str) -> Iterator[str]:
+def _model_paths(folder: str) -> Iterator[str]:
+    """Yield the paths of the .onnx files in a folder, by name; none if it cannot be read."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
             if entry.name.lower().endswith(".onnx") and entry.is_file():
                 yield entry.path
 
 
-def _properties(path: str) -> dict[str, str] | None:
-    """Return the metadata_props of a model if they name an archive; None for any other file."""
+def _link_properties(path: str) -> dict[str, str] | None:
+    """Return the metadata_props of a model if they name an archive; None for any other file, or an unreadable one."""
     with contextlib.suppress(OSError, RecordError), open(path, "rb") as file:
         file.seek(max(os.fstat(file.fileno()).st_size - _TAIL, 0))
         if ARCHIVE.encode() not in file.read():
@@ -72,16 +73,16 @@ def _properties(path: str) -> dict[str, str] | None:
     return None
 
 
-def _same_file(path: str, archive: str) -> bool:
-    with contextlib.suppress(OSError, ValueError):
+def _is_same_file(path: str, archive: str) -> bool:
+    with contextlib.suppress(OSError, ValueError):  # it is missing, or a path with NUL
         return os.path.samefile(path, archive)
     return False
 
 
 def check_places(models: Iterable[LinkedModel], archive: str, before: Any, after: Any) -> None:
-    """Raise UnsupportedError if models refer to payloads whose offsets in the file would change.
+    """Raise UnsupportedError if there are models, and their payloads' offsets in the file, two arrays, would change.
 
-    The models are in use until they are written again.
+    Programs may use the models until these are written again.
     """
     model = next(iter(models), None)
     if model is not None and not np.array_equal(before, after):
@@ -95,14 +96,14 @@ def rewrite_models(models: Iterable[LinkedModel], archive: str, target: str | No
 
     A model of the tuned graph for `target` stays one, convolutions included; `to_onnx` chooses the graph of all others.
     """
-    out = []
+    paths = []
     for model in models:
         tuned = True if target is not None and model.target == target else None
         place = Place(model.path, model.version)
         try:
             to_onnx(archive, place, module=model.module, external=True, tuned=tuned, force=True)
         except RecordError as error:
-            fault, again = f"{error.message}; the archive is replaced", "export this model again with {}"
-            raise SourceError(fault, path=model.path, advice=Advice(again, "external", True)) from error
-        out.append(model.path)
-    return tuple(out)
+            advice = Advice("export this model again with {}", "external", True)
+            raise SourceError(f"{error.message}; the archive is replaced", path=model.path, advice=advice) from error
+        paths.append(model.path)
+    return tuple(paths)

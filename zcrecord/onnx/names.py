@@ -28,9 +28,11 @@ from zcrecord.writing.module_tree import ModuleTreeBuilder, state_entries
 
 MODEL, GRAPH, NODE, ATTRIBUTE = "ModelProto", "GraphProto", "NodeProto", "AttributeProto"
 TENSOR, SPARSE, FUNCTION, TRAINING = "TensorProto", "SparseTensorProto", "FunctionProto", "TrainingInfoProto"
-_SPARSE_INITIALIZER = 15  # field of GraphProto
 LEFT_OUT = -2  # in place of the id of a payload, of a tensor that is not converted
-OPERATOR = 4  # NodeProto.op_type
+# Fields of onnx.proto: of NodeProto; AttributeProto and FunctionProto; all others.
+_OUTPUT, _NODE_NAME, OPERATOR = 2, 3, 4
+_NAME, _TENSOR, _LISTS, _DOMAIN, _OVERLOAD = 1, 5, (11, 23), 10, 13
+_SPARSE_INITIALIZER, _VALUES, _INITIALIZATION = 15, 1, 1
 GRAPH_ATTRIBUTE = "onnx.graph"  # of the module that a model is in: the model without its tensors' values
 _SPARE = 1 << 20  # bytes that names of modules, and derived ones, may take beyond those of the input
 
@@ -43,20 +45,20 @@ class Scope:
     parent: Scope | None
     field: int  # of the parent, in which it sits
     place: int  # among those of that field
-    texts: dict[int, bytes] | None = None
-    counts: dict[int, int] | None = None
+    texts: dict[int, bytes] | None = None  # by field
+    counts: dict[int, int] | None = None  # of fields by tag
     single: dict[int, Any] | None = None  # messages, by tag, that a second one may still be merged into
     own: tuple[str, ...] = ()  # its parts of names, once it was read to its end
 
-    def name(self, field: int, text: bytes) -> None:
-        """Keep a text: the first of a node's outputs, the last of all others."""
+    def keep_text(self, field: int, text: bytes) -> None:
+        """Keep the text of a field for names: the first of a node's outputs, the last of any other field."""
         if self.texts is None:
             self.texts = {}
-        if self.kind is not NODE or field != 2 or field not in self.texts:
+        if self.kind is not NODE or field != _OUTPUT or field not in self.texts:
             self.texts[field] = text
 
     def count(self, tag: int, more: int = 1) -> int:
-        """Count fields with this tag; return their number before."""
+        """Add to the number of fields with this tag; return the number before, the place of the first of them."""
         if self.counts is None:
             self.counts = {}
         place = self.counts.get(tag, 0)
@@ -89,38 +91,37 @@ def name_tensors(tensors: Sequence[NamedTensor], input_bytes: int, outline: Modu
     used: set[str] = {GRAPH_ATTRIBUTE}
     within, prefix = ((module,), f"{module}.") if module else ((), "")
     tree = _ModulePaths(used, 2 * input_bytes + _SPARE, MAX_DEPTH - len(within))
-    exact, parts, renamed = _name(tensors, input_bytes, used)
-    named = zip(list(map(tree.split, exact)), exact, strict=True)
-    nested = zip(map(tree.nest, parts), map(".".join, parts), strict=True)  # after the main graph's
-    main = _main(tensors)
-    forms: dict[tuple[DType, tuple[int, ...]], TensorLayout] = {}
+    names = _names(tensors, input_bytes, used)
+    in_main = zip(list(map(tree.split, names.main)), names.main, strict=True)  # first: these names never change
+    nested = zip(map(tree.nest, names.nested), map(".".join, names.nested), strict=True)
+    main = _main_graph(tensors)
+    layouts: dict[tuple[DType, tuple[int, ...]], TensorLayout] = {}
     for scope, _, _, _, _, dtype, shape, payload in tensors:
-        above, name = next(named) if scope is main else next(nested)
+        path, name = next(in_main) if scope is main else next(nested)
         if payload != LEFT_OUT:
-            form = forms.get((dtype, shape))
-            if form is None:
-                form = forms[dtype, shape] = TensorLayout(dtype.code, dtype.bits, shape)
-            outline.put(within + above, prefix + name, form, payload)
-    return renamed
+            layout = layouts.get((dtype, shape))
+            if layout is None:
+                layout = layouts[dtype, shape] = TensorLayout(dtype.code, dtype.bits, shape)
+            outline.put(within + path, prefix + name, layout, payload)
+    return names.renamed
 
 
 def entries_by_columns(tensors: Sequence[NamedTensor], input_bytes: int, graph: PayloadId) -> Entries | None:
-    """Return at once the entries that `name_tensors` and the graph's attribute make one by one; raises the same errors.
+    """Return a record's entries at once, as `name_tensors` and the graph's attribute make them; raises the same errors.
 
     None if a tensor is no initializer of the main graph, or a name is not split at each dot.
     """
-    main = _main(tensors)
-    room = 2 * input_bytes + _SPARE
-    if main is None or any(f.scope is not main for f in tensors):
+    main = _main_graph(tensors)
+    if main is None or any(tensor.scope is not main for tensor in tensors):
         return None
-    entries = state_entries(_exact(tensors), room)
+    entries = state_entries(_main_names(tensors), 2 * input_bytes + _SPARE)
     modules = None if entries is None else entries.module_columns
     if entries is None or modules is None or GRAPH_ATTRIBUTE in modules.names:
         return None
-    forms: dict[tuple[DType, tuple[int, ...]], int] = {}
-    entries.layout_ids = [forms.setdefault((f.dtype, f.shape), len(forms)) for f in tensors]
-    entries.layouts = [TensorLayout(dtype.code, dtype.bits, shape) for dtype, shape in forms]
-    entries.payloads = [f.payload for f in tensors]
+    ids: dict[tuple[DType, tuple[int, ...]], int] = {}
+    entries.layout_ids = [ids.setdefault((tensor.dtype, tensor.shape), len(ids)) for tensor in tensors]
+    entries.layouts = [TensorLayout(dtype.code, dtype.bits, shape) for dtype, shape in ids]
+    entries.payloads = [tensor.payload for tensor in tensors]
     children = int((entries.parents == 0).sum() + (modules.parents == 0).sum())
     entries.attributes = [AttributeEntry(GRAPH_ATTRIBUTE, 0, children, graph)]
     return entries
@@ -128,54 +129,64 @@ def entries_by_columns(tensors: Sequence[NamedTensor], input_bytes: int, graph: 
 
 def full_names(tensors: Sequence[NamedTensor], input_bytes: int) -> list[str]:
     """Return the full names that `name_tensors` gives, in the order given; raises the same errors."""
-    exact, parts, _ = _name(tensors, input_bytes, {GRAPH_ATTRIBUTE})
-    main, names, derived = _main(tensors), iter(exact), iter(parts)
-    return [next(names) if f.scope is main else ".".join(next(derived)) for f in tensors]
+    names = _names(tensors, input_bytes, {GRAPH_ATTRIBUTE})
+    main, in_main, nested = _main_graph(tensors), iter(names.main), map(".".join, names.nested)
+    return [next(in_main) if tensor.scope is main else next(nested) for tensor in tensors]
 
 
 def plain_name(scope: Scope, field: int, place: int, name: bytes) -> str | None:
-    """Return the full name of a tensor as far as it is read, without a suffix like "~2"; None without a name yet."""
+    """Return the full name of a tensor as far as it was read, without a suffix like "~2"; None if it has none yet."""
     parent = scope.parent
     if scope.kind is SPARSE and parent is not None and parent.kind is GRAPH and not scope.own:
-        named = name if field == 1 else _name_of_values(scope)
-        return ".".join(_parts_in((*_prefix(parent), _loose(named)), scope, field, place, name)) if named else None
+        values_name = name if field == _VALUES else _name_of_values(scope)
+        parts = (*_prefix(parent), _lenient(values_name))
+        return ".".join(_derived_parts(parts, scope, field, place, name)) if values_name else None
     if scope.kind is GRAPH and not name:
         return None
-    return ".".join(_parts_in(_prefix(scope), scope, field, place, name))
+    return ".".join(_derived_parts(_prefix(scope), scope, field, place, name))
 
 
-def _main(tensors: Sequence[NamedTensor]) -> Scope | None:
-    return next((f.scope for f in tensors if f.scope.kind is GRAPH and not _prefix(f.scope)), None)
+def _main_graph(tensors: Sequence[NamedTensor]) -> Scope | None:
+    return next((t.scope for t in tensors if t.scope.kind is GRAPH and not _prefix(t.scope)), None)
 
 
-def _name(
-    tensors: Sequence[NamedTensor], input_bytes: int, used: set[str]
-) -> tuple[list[str], list[tuple[str, ...]], int]:
-    """Return the main graph's names, the parts of all others, and the number of changed ones; adds all to `used`."""
-    main = _main(tensors)
-    exact = _exact([f for f in tensors if f.scope is main])
-    others = [f for f in tensors if f.scope is not main and _is_initializer(f)]
-    _check_defined([*filter(_is_initializer, tensors)] if any(f.scope.kind is SPARSE for f in others) else others)
-    used.update(exact)
-    parts: list[tuple[str, ...]] = []
+class _Names(NamedTuple):
+    """The main graph's names, the parts of all other names, and the number of these that were changed."""
+
+    main: list[str]
+    nested: list[tuple[str, ...]]
+    renamed: int
+
+
+def _names(tensors: Sequence[NamedTensor], input_bytes: int, used: set[str]) -> _Names:
+    """Return the names of all tensors, each in the order given; adds them to `used`."""
+    main = _main_graph(tensors)
+    main_names = _main_names([tensor for tensor in tensors if tensor.scope is main])
+    others = [tensor for tensor in tensors if tensor.scope is not main and _is_initializer(tensor)]
+    has_sparse = any(tensor.scope.kind is SPARSE for tensor in others)  # which share names with the main graph's
+    _check_unique([*filter(_is_initializer, tensors)] if has_sparse else others)
+    used.update(main_names)
+    nested: list[tuple[str, ...]] = []
     renamed, budget = 0, 8 * input_bytes + _SPARE
     counters: dict[str, int] = {}
-    for f in tensors:
-        if f.scope is not main:
-            above = _prefix(f.scope)
-            derived = (*above, _strict(f)) if f.scope.kind is GRAPH else _parts_in(above, *f[:4])
-            budget -= sum(map(len, derived)) + len(derived)
+    for tensor in tensors:
+        if tensor.scope is not main:
+            prefix = _prefix(tensor.scope)
+            is_strict = tensor.scope.kind is GRAPH
+            parts = (*prefix, _strict(tensor)) if is_strict else _derived_parts(prefix, *tensor[:4])
+            budget -= sum(map(len, parts)) + len(parts)
             if budget < 0:
                 raise LimitError("the names of nested tensors take more than 8 times the input; flatten the model")
-            unique = _unique(derived, used, counters)
-            renamed += unique is not derived
-            parts.append(unique)
-    return exact, parts, renamed
+            unique_parts = _unique(parts, used, counters)
+            renamed += unique_parts is not parts
+            nested.append(unique_parts)
+    return _Names(main_names, nested, renamed)
 
 
-def _exact(tensors: Sequence[NamedTensor]) -> list[str]:
-    raw = [f.name for f in tensors]
-    joined = b"\0".join(raw)
+def _main_names(tensors: Sequence[NamedTensor]) -> list[str]:
+    """Return the names of the main graph's initializers; OnnxError for one that an archive cannot hold, or twice."""
+    raw = [tensor.name for tensor in tensors]
+    joined = b"\0".join(raw)  # decoded and checked together: a model may have 100,000
     if raw and all(raw) and joined.count(b"\0") == len(raw) - 1:
         try:
             names = joined.decode().split("\0")
@@ -183,107 +194,137 @@ def _exact(tensors: Sequence[NamedTensor]) -> list[str]:
             names = []
         if len(set(names)) == len(raw):
             return names
-    _check_defined(tensors)
-    return [_strict(f) for f in tensors]
+    _check_unique(tensors)
+    return [_strict(tensor) for tensor in tensors]
 
 
-def _is_initializer(f: NamedTensor) -> bool:
-    return f.scope.kind is GRAPH or (f.scope.kind is SPARSE and f.scope.field == _SPARSE_INITIALIZER and f.field == 1)
+def _is_initializer(tensor: NamedTensor) -> bool:
+    scope = tensor.scope
+    is_sparse = scope.kind is SPARSE and scope.field == _SPARSE_INITIALIZER
+    return scope.kind is GRAPH or (is_sparse and tensor.field == _VALUES)
 
 
-def _check_defined(tensors: Sequence[NamedTensor]) -> None:
-    defined: set[tuple[int, bytes]] = set()
-    for f in tensors:
-        graph = f.scope if f.scope.kind is GRAPH else f.scope.parent
-        key = id(graph), f.name
-        if key in defined:
-            name = f.name.decode("utf-8", "replace")
+def _check_unique(initializers: Sequence[NamedTensor]) -> None:
+    """Raise OnnxError if two initializers of one graph have the same name."""
+    keys: set[tuple[int, bytes]] = set()
+    for tensor in initializers:
+        graph = tensor.scope if tensor.scope.kind is GRAPH else tensor.scope.parent
+        key = id(graph), tensor.name
+        if key in keys:
+            name = tensor.name.decode("utf-8", "replace")
             fault = f"two initializers of one graph are called '{printable(name)}'; rename one"
-            raise OnnxError(f"byte {f.offset:#x}: {fault}", offset=f.offset)
-        defined.add(key)
+            raise OnnxError(f"byte {tensor.offset:#x}: {fault}", offset=tensor.offset)
+        keys.add(key)
 
 
-def _strict(f: NamedTensor) -> str:
+def _strict(tensor: NamedTensor) -> str:
     """Return an initializer's name; OnnxError if an archive cannot hold it."""
-    fault = "no name" if not f.name else "a name with NUL in it" if b"\0" in f.name else ""
+    name, offset = tensor.name, tensor.offset
+    fault = "no name" if not name else "a name with NUL in it" if b"\0" in name else ""
     if not fault:
         try:
-            return f.name.decode()
+            return name.decode()
         except UnicodeDecodeError:
             fault = "a name that is not UTF-8"
-    raise OnnxError(f"byte {f.offset:#x}: an initializer has {fault} ({f.name[:40]!r}); name it", offset=f.offset)
+    raise OnnxError(f"byte {offset:#x}: an initializer has {fault} ({name[:40]!r}); name it", offset=offset)
 
 
-def _loose(text: bytes) -> str:
+def _lenient(text: bytes) -> str:
     return text.decode("utf-8", "replace").replace("\0", "\ufffd") or "_"
 
 
 def seal(scope: Scope) -> None:
     """Free all of a message that was read to its end, but for its parts of names."""
-    scope.own = _own_path(scope)
+    scope.own = _own_parts(scope)
     scope.texts = scope.counts = scope.single = None
 
 
 def _prefix(scope: Scope) -> tuple[str, ...]:
     """Return the parts of names of a message and those around it, as far as they are read."""
-    return () if scope.parent is None else (*_prefix(scope.parent), *(scope.own or _own_path(scope)))
+    return () if scope.parent is None else (*_prefix(scope.parent), *(scope.own or _own_parts(scope)))
 
 
-def _own_path(scope: Scope) -> tuple[str, ...]:
+def _own_parts(scope: Scope) -> tuple[str, ...]:
     """Return the parts that a message adds to the names of tensors in it."""
     texts, parent = scope.texts or {}, scope.parent.kind if scope.parent is not None else MODEL
     if scope.kind is NODE:
-        return (_loose(texts.get(3) or texts.get(2, b"")),)
+        return (_lenient(texts.get(_NODE_NAME) or texts.get(_OUTPUT, b"")),)
     if scope.kind is ATTRIBUTE:
-        return (_loose(texts.get(1, b"")),)
+        return (_lenient(texts.get(_NAME, b"")),)
     if scope.kind is FUNCTION:
-        name = _loose(texts.get(1, b""))
-        domain = texts.get(10, b"")
-        overload = f":{_loose(texts[13])}" if texts.get(13) else ""
-        return ("function", f"{_loose(domain) if domain else ''}:{name}{overload}")
+        domain = _lenient(texts[_DOMAIN]) if texts.get(_DOMAIN) else ""
+        overload = f":{_lenient(texts[_OVERLOAD])}" if texts.get(_OVERLOAD) else ""
+        return ("function", f"{domain}:{_lenient(texts.get(_NAME, b''))}{overload}")
     if scope.kind is TRAINING:
         return ("training_info", str(scope.place))
     if scope.kind is GRAPH and parent is TRAINING:
-        return ("initialization" if scope.field == 1 else "algorithm",)
-    if scope.kind in (GRAPH, SPARSE) and parent is ATTRIBUTE and scope.field in (11, 23):
+        return ("initialization" if scope.field == _INITIALIZATION else "algorithm",)
+    if scope.kind in (GRAPH, SPARSE) and parent is ATTRIBUTE and scope.field in _LISTS:
         return (str(scope.place),)
     if scope.kind is SPARSE and parent is GRAPH:
-        return (_loose(_name_of_values(scope)),)
+        return (_lenient(_name_of_values(scope)),)
     return ()
 
 
 def _name_of_values(sparse: Scope) -> bytes:
-    name: bytes = getattr((sparse.single or {}).get(1 << 3 | LEN), "name", b"")
+    name: bytes = getattr((sparse.single or {}).get(_VALUES << 3 | LEN), "name", b"")
     return name
 
 
-def _parts_in(above: tuple[str, ...], scope: Scope, field: int, place: int, name: bytes) -> tuple[str, ...]:
+def _derived_parts(prefix: tuple[str, ...], scope: Scope, field: int, place: int, name: bytes) -> tuple[str, ...]:
+    """Return the parts of the name of a tensor in a scope of this prefix; `name` counts in a graph alone."""
     if scope.kind is SPARSE:
-        return (*above, "values" if field == 1 else "indices")
+        return (*prefix, "values" if field == _VALUES else "indices")
     if scope.kind is ATTRIBUTE:
-        return above if field == 5 else (*above, str(place))
-    return (*above, _loose(name))
+        return prefix if field == _TENSOR else (*prefix, str(place))
+    return (*prefix, _lenient(name))
+
+
+def graph_around(scope: Scope) -> str:
+    """Return the `graph` of a tensor in a scope, as `graph.Initializer` has it."""
+    scope = _around_constant(scope) or scope
+    if scope.kind is FUNCTION:
+        return "apart"
+    if scope.kind is not GRAPH:
+        return ""
+    around: Scope | None = scope.parent
+    if around is not None and around.kind is MODEL:
+        return "main"
+    while around is not None and around.kind not in (FUNCTION, TRAINING):
+        around = around.parent
+    return "inner" if around is None else "apart"
+
+
+def _around_constant(attribute: Scope) -> Scope | None:
+    """Return the graph or function with the Constant node whose value an attribute is; None for any other attribute.
+
+    The operator is known if it stands in front of the attribute, as usual.
+    """
+    node = attribute.parent
+    if attribute.kind is not ATTRIBUTE or node is None or node.kind is not NODE:
+        return None
+    name, operator = (attribute.texts or {}).get(_NAME), (node.texts or {}).get(OPERATOR)
+    return node.parent if (name, operator) == (b"value", b"Constant") else None
 
 
 def _unique(parts: tuple[str, ...], used: set[str], counters: dict[str, int]) -> tuple[str, ...]:
-    """Return the parts, the last one changed so that the full name is new; adds it to `used`."""
-    name = ".".join(parts)
+    """Return the parts if their full name is new, else with "~2", "~3", ... after the last; adds the name to `used`."""
+    name = unique = ".".join(parts)
     count = counters.get(name, 1)
-    unique = name
     while unique in used:
         count += 1
         unique = f"{name}~{count}"
     if unique != name:
-        counters[name] = count
+        counters[name] = count  # or many duplicates would take quadratic time
         parts = (*parts[:-1], f"{parts[-1]}~{count}")
     used.add(unique)
     return parts
 
 
 class _ModulePaths:
-    """The modules of the archive, each a path of keys: a full name is one module, split or nested, and no tensor.
+    """The modules of the archive, each a path of keys: a full name is that of one module at most, or of a tensor.
 
-    Once the names of modules have used up the `room`, in characters, there are no new ones.
+    Once the names of modules have used up the `room`, in characters, no module is added.
     """
 
     def __init__(self, tensors: set[str], room: int, depth: int) -> None:
@@ -293,7 +334,7 @@ class _ModulePaths:
         self._modules: dict[str, tuple[str, ...] | None] = {}
 
     def split(self, name: str) -> tuple[str, ...]:
-        """Return the module of a tensor with a dotted name."""
+        """Return the module of a tensor whose name is split at its dots; () for the record itself."""
         head, dot, key = name.rpartition(".")
         if not dot:
             return ()
@@ -304,23 +345,25 @@ class _ModulePaths:
             return ()
         if len(name) > self._depth and name.count(".") >= self._depth:
             return ()
-        while head and (path := self._module(head)) is None:
+        while head and (path := self._module_path(head)) is None:
             head = head.rpartition(".")[0]
         return path if head and path else ()
 
-    def _module(self, name: str) -> tuple[str, ...] | None:
-        """Return the path of a module; None if it or one above it is a tensor."""
+    def _module_path(self, name: str) -> tuple[str, ...] | None:
+        """Return the path of a module, added if it is new; None if a tensor has its name, or that of one above it."""
         modules = self._modules
         if name in modules:
             return modules[name]
         head, dot, key = name.rpartition(".")
         self._room -= len(name)
-        above = (modules[head] if head in modules else self._module(head)) if dot else ()
+        above: tuple[str, ...] | None = ()
+        if dot:
+            above = modules[head] if head in modules else self._module_path(head)
         modules[name] = path = None if above is None or name in self._tensors else (*above, key)
         return path
 
     def nest(self, parts: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the module of a tensor whose name has these parts, which are not split."""
+        """Return the module of a tensor whose name has these parts, which may contain dots."""
         path: tuple[str, ...] = ()
         name = ""
         for i, part in enumerate(parts[:-1]):

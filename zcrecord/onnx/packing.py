@@ -67,32 +67,39 @@ class _Constant(NamedTuple):
 
 
 _Constants = dict[bytes, _Constant]  # by name
+_Types = dict[bytes, bytes]  # TypeProtos by the names of values
 
 
 class _Node(NamedTuple):
     """A NodeProto without names; its inputs: constants, TypeProtos, or b"" if left out; which outputs it has."""
 
-    rest: bytes
+    fields: bytes
     inputs: tuple[_Constant | bytes, ...]
     outputs: tuple[bool, ...]
 
     def kind(self) -> Any:
-        """Return all but the numbers of its weights and the values of small constants."""
-        of = (i if isinstance(i, bytes) else len(i.message) if i.weight is None else i.message for i in self.inputs)
-        return self.rest, *of, *self.outputs
+        """Return a key, equal for nodes that differ at most in their weights' bytes and small constants' values."""
+        key: list[Any] = [self.fields, *self.outputs]
+        for value in self.inputs:
+            is_small = isinstance(value, _Constant) and value.weight is None
+            key.append(value if isinstance(value, bytes) else len(value.message) if is_small else value.message)
+        return tuple(key)
 
     def weights(self) -> set[int]:
         """Return the numbers of its weights."""
         return {i.weight for i in self.inputs if isinstance(i, _Constant) and i.weight is not None}
 
+    def has_small_constants(self) -> bool:
+        return any(isinstance(i, _Constant) and i.weight is None for i in self.inputs)
 
-def forms_of(weight: int, entries: Mapping[str, str], written: Any) -> Iterator[PackedForm]:
-    """Yield the packed forms that external_data name in a file that ONNX Runtime wrote, an array."""
+
+def forms_of(weight: int, entries: Mapping[str, str], file: Any) -> Iterator[PackedForm]:
+    """Yield the packed forms of a weight that its external_data entries name, as views of ONNX Runtime's file."""
     for entry, value in entries.items():
         if PACKED.fullmatch(entry):
             key, *places = value.split("|")
             parts = (place.split(";") for place in places)
-            buffers = [(written[int(at) : int(at) + int(nbytes)], padded) for at, nbytes, padded in parts]
+            buffers = [(file[int(offset) : int(offset) + int(nbytes)], padded) for offset, nbytes, padded in parts]
             yield PackedForm(weight, key, buffers)
 
 
@@ -101,47 +108,44 @@ class WeightPacker:
 
     Attributes:
         sizes: bytes of all buffers of packed forms, at most.
-        in_work: bytes in the scratch folder at a time, at most.
+        scratch_bytes: bytes in the scratch folder at a time, at most.
     """
 
     def __init__(self, record: Record, model: bytes, weights: Sequence[Any], folder: str, threads: int | None) -> None:
-        """Pack a node of each kind, in a record's ModelProto whose stubs number weights, which are arrays of bytes.
+        """Pack the weights of one node of each kind, in a ModelProto whose stubs number `weights`, arrays of bytes.
 
         Raises:
             OnnxError: ONNX Runtime refuses the model, or that of a node.
         """
         self._record, self._weights, self._folder = record, weights, folder
-        self._files, self._threads, self._large = itertools.count(), min(2, cores(threads)), threading.Lock()
+        self._file_numbers, self._threads, self._large = itertools.count(), min(2, cores(threads)), threading.Lock()
         with Path(folder, _ZEROS).open("wb") as file:
             file.truncate(max((w.nbytes for w in weights), default=0))
         fields = _fields(model)
         self._head = _IR_VERSION + b"".join(encode_field(_OPSETS, opset) for opset in fields[_OPSETS])
         nodes = list(dict.fromkeys(self._nodes(fields[_GRAPH][-1], {}, {}, dict)))
-        first = {node.kind(): node for node in reversed(nodes)}
-        groups = list(self._groups(first.values()))
-        self._samples = list(self._pack_groups(groups))
-        sizes: dict[Any, list[int]] = {kind: [] for kind in first}
-        for group, forms in zip(groups, self._samples, strict=True):
+        samples = {node.kind(): node for node in reversed(nodes)}
+        groups = list(self._groups(samples.values()))
+        self._sample_forms = list(self._pack_groups(groups))
+        sizes: dict[Any, list[int]] = {kind: [] for kind in samples}
+        for group, forms in zip(groups, self._sample_forms, strict=True):
             kinds = {weight: node.kind() for node in group for weight in node.weights()}
             for form in forms:
                 sizes[kinds[form.weight]] += [data.nbytes for data, _ in form.buffers]
         self.sizes = [size for node in nodes for size in sizes[node.kind()]]
-
-        def may_pack(node: _Node) -> bool:
-            small = any(isinstance(i, _Constant) and i.weight is None for i in node.inputs)
-            return node is not first[node.kind()] and (small or bool(sizes[node.kind()]))
-
-        self._rest = list(filter(may_pack, nodes))
-        nbytes = list(map(self._nbytes, self._rest))
-        self.in_work = 2 * min(2 * self._threads * max([_TOGETHER, *nbytes]), sum(nbytes))
+        # A kind whose sample packs nothing is tried nevertheless where the values of small constants may differ.
+        tried = {kind for kind, sample in samples.items() if sizes[kind] or sample.has_small_constants()}
+        self._others = [node for node in nodes if node.kind() in tried and node is not samples[node.kind()]]
+        nbytes = list(map(self._nbytes, self._others))
+        self.scratch_bytes = 2 * min(2 * self._threads * max([_TOGETHER, *nbytes]), sum(nbytes))
 
     def forms(self) -> Iterator[PackedForm]:
         """Yield the packed forms, each key once: ONNX Runtime refuses a model that names one twice."""
-        known: set[str] = set()
-        packed = itertools.chain(self._samples, self._pack_groups(self._groups(self._rest)))
+        keys: set[str] = set()
+        packed = itertools.chain(self._sample_forms, self._pack_groups(self._groups(self._others)))
         for form in itertools.chain.from_iterable(packed):
-            if form.key not in known:
-                known.add(form.key)
+            if form.key not in keys:
+                keys.add(form.key)
                 yield form
         trim_memory()
 
@@ -164,18 +168,19 @@ class WeightPacker:
         return _NODE_SIZE + sum(int(self._weights[n].nbytes) for n in node.weights())
 
     def _nodes(
-        self, graph: bytes, near: _Constants, around: _Constants, outer: Callable[[], dict[bytes, bytes]]
+        self, graph: bytes, parent_constants: _Constants, outer_constants: _Constants, outer_types: Callable[[], _Types]
     ) -> Iterator[_Node]:
-        """Yield the nodes with weights of a graph and of those in it.
+        """Yield the nodes with weights to pack of a GraphProto and of the graphs in its nodes.
 
-        `around` it are constants, and types of values; `near` are the constants of the graph next around it, the only
-        other ones that ONNX Runtime packs for it.
+        `outer_constants` are those of all graphs around it, `outer_types` returns the TypeProtos of the values there,
+        by name. ONNX Runtime packs of these only `parent_constants`, those of the next graph around.
         """
         fields = _fields(graph)
         inputs = dict(map(_name_and_type, fields.get(_INPUT, [])))
         own = {n: c for n, c in map(_constant, fields.get(_INITIALIZER, [])) if n not in inputs}  # not to be overridden
-        constants, weights = around | own, {n for n, c in (near | own).items() if c.weight is not None}
-        types = functools.cache(lambda: self._types(fields.get(_NODE, []), constants, outer() | inputs))
+        constants = outer_constants | own
+        weights = {name for name, c in (parent_constants | own).items() if c.weight is not None}
+        types = functools.cache(lambda: self._types(fields.get(_NODE, []), constants, outer_types() | inputs))
         for message in fields.get(_NODE, []):
             node = _fields(message)
             for attribute in map(_fields, node.get(_ATTRIBUTE, [])):
@@ -184,78 +189,83 @@ class WeightPacker:
             names = node.get(_NODE_INPUT, [])
             packs = node[_OPERATOR] not in _PACKS_NOTHING and node.get(_DOMAIN) not in _PACKS_NOTHING
             if packs and not weights.isdisjoint(names):
-                found: list[Any] = [constants.get(name) or (types().get(name) if name else b"") for name in names]
-                if None in found:
+                values: list[Any] = [constants.get(name) or (types().get(name) if name else b"") for name in names]
+                if None in values:
                     raise OnnxError(f"an input of {node[_OPERATOR]} is no tensor")
-                rest = b"".join(raw for number, raw, _ in _split_fields(message) if number in _KEPT)
-                yield _Node(rest, tuple(found), tuple(map(bool, node.get(_NODE_OUTPUT, []))))
+                unnamed = b"".join(raw for number, raw, _ in _split_fields(message) if number in _KEPT)
+                yield _Node(unnamed, tuple(values), tuple(map(bool, node.get(_NODE_OUTPUT, []))))
 
-    def _types(self, nodes: list[bytes], constants: _Constants, values: dict[bytes, bytes]) -> dict[bytes, bytes]:
-        """Return the TypeProto of the values around some nodes, and of their outputs, by name."""
+    def _types(self, nodes: list[bytes], constants: _Constants, values: _Types) -> _Types:
+        """Return the TypeProtos by name of `values`, which are given, and of the nodes' outputs, by ONNX Runtime."""
         outputs = {name for message in nodes for name in _fields(message).get(_NODE_OUTPUT, []) if name}
         graph = [encode_field(_NODE, message) for message in nodes]
         graph += [_initializer(name, c, _STUB) for name, c in constants.items()]
-        graph += [_value(_INPUT, name, kind) for name, kind in values.items() if name not in outputs]
-        graph += [_value(_OUTPUT, name) for name in sorted(outputs)]
+        graph += [_value_info(_INPUT, name, kind) for name, kind in values.items() if name not in outputs]
+        graph += [_value_info(_OUTPUT, name) for name in sorted(outputs)]
 
-        def zeros(t: ExternalTensor, _: str) -> bytes:
+        def refer_to_zeros(t: ExternalTensor, _: str) -> bytes:
             return t.encode({"location": _ZEROS, "length": str(self._weights[int(t.entries[_STUB])].nbytes)})
 
         path = Path(self._folder, "types.onnx")
-        path.write_bytes(rewrite(memoryview(self._model(graph)), zeros))
-        return values | dict(_types_told(session_of_nodes(self._record, str(path))))
+        path.write_bytes(rewrite(memoryview(self._model(graph)), refer_to_zeros))
+        return values | dict(_output_types(session_of_nodes(self._record, str(path))))
 
     def _pack_groups(self, groups: Iterable[list[_Node]]) -> Iterator[list[PackedForm]]:
         return map_ordered(lambda: refusals(self._folder)(self._pack), groups, self._threads)
 
     def _graph(self, nodes: list[_Node]) -> tuple[Iterable[bytes], dict[str, Any]]:
-        """Return a GraphProto's fields with some nodes alone, and their weights, by the names that stand for them."""
+        """Return the fields of a GraphProto of these nodes alone, and their weights by location.
+
+        Values get new names; a weight is named, and located, by its number.
+        """
         graph: dict[bytes, None] = {}  # in order; a weight that a node uses twice is there once
-        given: dict[str, Any] = {}
+        weights: dict[str, Any] = {}
         names = map(b"v%d".__mod__, itertools.count())
         for node in nodes:
-            fields = [node.rest]
+            fields = [node.fields]
             for value in node.inputs:
                 name = next(names) if value else b""
                 if isinstance(value, bytes):
-                    graph |= {_value(_INPUT, name, value): None} if value else {}
+                    graph |= {_value_info(_INPUT, name, value): None} if value else {}
                 else:
                     if value.weight is not None:
                         name = b"%d" % value.weight
-                        given[name.decode()] = self._weights[value.weight]
+                        weights[name.decode()] = self._weights[value.weight]
                     graph[_initializer(name, value, "location")] = None
                 fields.append(encode_field(_NODE_INPUT, name))
-            made = [next(names) if there else b"" for there in node.outputs]
-            fields += [encode_field(_NODE_OUTPUT, name) for name in made]
-            graph |= dict.fromkeys([encode_field(_NODE, b"".join(fields)), *(_value(_OUTPUT, n) for n in made if n)])
-        return graph, given
+            outputs = [next(names) if is_present else b"" for is_present in node.outputs]
+            fields += [encode_field(_NODE_OUTPUT, name) for name in outputs]
+            graph[encode_field(_NODE, b"".join(fields))] = None
+            graph |= dict.fromkeys(_value_info(_OUTPUT, name) for name in outputs if name)
+        return graph, weights
 
     def _pack(self, nodes: list[_Node]) -> list[PackedForm]:
-        """Return the packed forms of the weights of some nodes; they lie in a file that has no name any more.
+        """Return the packed forms of the nodes' weights, views of a file that was unlinked and lives as long as they.
 
-        ONNX Runtime takes a large weight twice, packed and to write it: so one thread at a time has any. A third time
-        it would copy one that is not aligned. Memory of small ones is kept for the next.
+        ONNX Runtime takes memory for a large weight twice, to pack and to write it: so one thread at a time has any. It
+        would copy a weight that is not aligned as well. What small weights took is kept for the next ones.
         """
-        graph, given = self._graph(nodes)
-        path = Path(self._folder, str(next(self._files)))
+        graph, weights = self._graph(nodes)
+        path = Path(self._folder, str(next(self._file_numbers)))
         data = path.with_suffix(".data")
         files = [path, data]
         forms: list[PackedForm] = []
-        large = sum(map(len, given.values())) > 2 * _TOGETHER
-        with self._large if large else contextlib.nullcontext():
-            for name, weight in given.items() if large else ():
+        is_large = sum(map(len, weights.values())) > 2 * _TOGETHER
+        with self._large if is_large else contextlib.nullcontext():
+            for name, weight in weights.items() if is_large else ():
                 trim_memory()
                 if address(weight) % _ALIGNED:
                     files.append(path.with_suffix(f".{name}"))
                     weight.tofile(files[-1])
-                    given[name] = np.memmap(files[-1], np.uint8, "r")
-            session_of_nodes(self._record, self._model(graph), given, path)
-        written = np.memmap(data, np.uint8, "r")
+                    weights[name] = np.memmap(files[-1], np.uint8, "r")
+            session_of_nodes(self._record, self._model(graph), weights, path)
+        packed = np.memmap(data, np.uint8, "r")
 
-        def collect(t: ExternalTensor, _: str) -> None:
-            forms.extend(forms_of(int(_constant(t.rest)[0]), t.entries, written))
+        def collect_forms(t: ExternalTensor, _place: str) -> None:
+            number, _ = _constant(t.rest)
+            forms.extend(forms_of(int(number), t.entries, packed))
 
-        rewrite(memoryview(path.read_bytes()), collect)
+        rewrite(memoryview(path.read_bytes()), collect_forms)
         for file in files:
             with contextlib.suppress(OSError):  # Windows removes no file that is mapped
                 file.unlink()
@@ -282,15 +292,17 @@ def _fields(message: bytes) -> dict[int, list[bytes]]:
 
 
 def _constant(message: bytes) -> tuple[bytes, _Constant]:
-    name, weight, rest = b"", None, b""
+    """Return the name and the constant of a TensorProto, whose only external_data entry is the weight's number."""
+    name, weight, fields = b"", None, b""
     for number, raw, body in _split_fields(message):
         if number == _TENSOR_NAME:
             name = body
         elif number == _EXTERNAL_DATA:
-            weight = int(read_pair(ProtobufReader(body), len(body))[1])
+            _, text = read_pair(ProtobufReader(body), len(body))
+            weight = int(text)
         elif number != _DATA_LOCATION:
-            rest += raw
-    return name, _Constant(rest, weight)
+            fields += raw
+    return name, _Constant(fields, weight)
 
 
 def _initializer(name: bytes, constant: _Constant, key: str) -> bytes:
@@ -303,15 +315,15 @@ def _name_and_type(message: bytes) -> tuple[bytes, bytes]:
     return fields[1][-1], b"".join(fields.get(2, []))
 
 
-def _value(number: int, name: bytes, kind: bytes | None = None) -> bytes:
+def _value_info(number: int, name: bytes, kind: bytes | None = None) -> bytes:
     return encode_field(number, encode_field(1, name) + (encode_field(2, kind) if kind else b""))
 
 
-def _types_told(session: Any) -> Iterator[tuple[bytes, bytes]]:
+def _output_types(session: Any) -> Iterator[tuple[bytes, bytes]]:
     """Yield the name and TypeProto of each output of a session that is a tensor."""
     for value in session.get_outputs():
-        found = _TENSOR_TYPE.fullmatch(value.type)
-        kind = dtypes.by_name.get(_OTHER_NAMES.get(found[1], found[1])) if found else None
+        match = _TENSOR_TYPE.fullmatch(value.type)
+        kind = dtypes.by_name.get(_OTHER_NAMES.get(match[1], match[1])) if match else None
         if kind is not None and kind.onnx is not None:
             sizes = (b"\x08" + encode_varint(n) if isinstance(n, int) and n >= 0 else b"" for n in value.shape)
             shape = encode_field(2, b"".join(encode_field(1, size) for size in sizes)) if value.shape else b""

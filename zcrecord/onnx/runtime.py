@@ -58,6 +58,7 @@ _OLDEST = (1, 24)  # as in pyproject.toml; earlier versions run some archives, a
 _COMPARES_SINCE = (1, 32)  # compares packed weights of a file with those that its kernel makes; else trusts them
 _DIRECT = "session.use_external_initializer_file_buffers_directly"
 _LAST = 1 << 64  # more than any size
+_COPY = "weights"  # the file with copies of weights, in a temporary folder
 _calls = itertools.count()
 _warned = False
 
@@ -167,22 +168,25 @@ def tuning(source: Any, *, module: str | None = None) -> Tuning:
 
 
 def _plan(ort: Any, model: graph.OpenedModel) -> Any:
+    """Return the TunedPlan of a model on this machine; NoTuning without one."""
     from . import target, tuned
 
     return tuned.plan(model.record.archive, model.module, target.this_target(ort, _CPU), packed=compares_packed(ort))
 
 
 def _tuned(
-    ort: Any, model: graph.OpenedModel, options: Any, providers: Sequence[Any] | None, more: Any
+    ort: Any, model: graph.OpenedModel, options: Any, providers: Sequence[Any] | None, provider_options: Any
 ) -> tuple[Any, str | None]:
+    """Return a session over the model's tuned graph, or None and the reason; the first such reason is logged."""
     archive = model.record.archive
-    part = archive.part_of is not None
-    reason = "a part of an archive is not: give the archive, and module=" if part else "it is not tuned"
+    reason = "it is not tuned"
+    if archive.part_of is not None:
+        reason = "a part of an archive is not: give the archive, and module="
     if child_of_type(archive, TUNED_TYPE) is not None:
         from . import tuned
 
         try:
-            return _tuned_session(ort, _plan(ort, model), model.part, options, providers, more), None
+            return _tuned_session(ort, _plan(ort, model), model.part, options, providers, provider_options), None
         except tuned.NoTuning as error:
             reason = str(error)
     _warn_untuned(model.record, reason)
@@ -190,7 +194,7 @@ def _tuned(
 
 
 def _tuned_session(
-    ort: Any, plan: Any, record: Record, options: Any, providers: Sequence[Any] | None, more: Any
+    ort: Any, plan: Any, record: Record, options: Any, providers: Sequence[Any] | None, provider_options: Any
 ) -> Any:
     """Return a session over a tuned graph: optimised already, its weights and their packed forms mapped from the file.
 
@@ -206,32 +210,32 @@ def _tuned_session(
     """
     from .tuned import NoTuning
 
-    if not _cpu_alone(providers):
+    if not _is_cpu_alone(providers):
         raise NoTuning(f"tuned parts are for {_CPU} alone")
     levels = ort.GraphOptimizationLevel
     if options.graph_optimization_level != levels.ORT_ENABLE_ALL:
         raise NoTuning("sess_options ask for another level of graph optimization")
     configure(options, NO_PREPACKING, "0" if plan.packed else "1")
     options.graph_optimization_level = levels.ORT_DISABLE_ALL
-    failed: list[Exception] = []
+    errors: list[Exception] = []
 
     def check() -> None:
         try:
             plan.check()
         except Exception as error:
-            failed.append(error)
+            errors.append(error)
 
     checking = threading.Thread(target=check)
     checking.start()
     try:
-        ort_session = _create(ort, plan.model, options, providers, more, os.path.dirname(plan.path))
+        ort_session = _create(ort, plan.model, options, providers, provider_options, os.path.dirname(plan.path), None)
     except Exception as error:
         raise NoTuning(f"ONNX Runtime refuses the tuned graph: {printable(str(error), 1000)}") from error
     finally:
         options.graph_optimization_level = levels.ORT_ENABLE_ALL
         checking.join()
-    if failed:
-        raise NoTuning(str(failed[0])) from failed[0]
+    if errors:
+        raise NoTuning(str(errors[0])) from errors[0]
     trim_memory()
     _check_unchanged({plan.path: plan.identity})
     ort_session._zcrecord = record, whole_file(record)  # must outlive the session
@@ -317,6 +321,7 @@ def optimise(record: Record, dest: str, weights: str | None, threads: int | None
 
 
 def _check_readable(ort: Any, record: Record, path: str) -> None:
+    """Raise UnsupportedError if ONNX Runtime makes no session of the graph that it wrote to a path."""
     try:
         session_of_nodes(record, path)
     except OnnxError as error:
@@ -366,7 +371,7 @@ def _add_files_in_memory(options: Any, memory: Mapping[str, Any]) -> None:
         options.add_external_initializers_from_files_in_memory(list(memory), list(memory.values()), sizes)
 
 
-def _cpu_alone(providers: Sequence[Any] | None) -> bool:
+def _is_cpu_alone(providers: Sequence[Any] | None) -> bool:
     return providers is None or [p if isinstance(p, str) else p[0] for p in providers] == [_CPU]
 
 
@@ -388,31 +393,31 @@ def _memories(record: Record) -> list[_WeightMemory]:
     whole = whole_file(record)
     if not record.archive.source.file_names:
         return [_WeightMemory(whole, _file_of(record.archive))]
-    parts = [part for part in parts_by_file(record.archive) if part.source.mapping is not None]
-    shards = (_WeightMemory(np.frombuffer(part.source.mapping, np.uint8), _file_of(part)) for part in parts)
-    return [_WeightMemory(whole), *shards]
+    shards = [shard for shard in parts_by_file(record.archive) if shard.source.mapping is not None]
+    arrays = [np.frombuffer(shard.source.mapping, np.uint8) for shard in shards]
+    return [_WeightMemory(whole), *map(_WeightMemory, arrays, map(_file_of, shards))]
 
 
 def _places(record: Record, memories: Sequence[_WeightMemory]) -> dict[int, tuple[int, int]]:
-    """Return number of memory and offset there for each tensor that ONNX Runtime can use where it lies.
+    """Return the number of the memory, and the offset there, of each tensor that ONNX Runtime can use where it lies.
 
-    The number is -1 for a tensor with memory of its own.
+    The keys are the tensors' numbers. The memory's number is -1 for a tensor with memory of its own.
     """
-    starts = sorted((address(m.memory), len(m.memory), n) for n, m in enumerate(memories))
-    out: dict[int, tuple[int, int]] = {}
+    ranges = sorted((address(m.memory), len(m.memory), n) for n, m in enumerate(memories))
+    places: dict[int, tuple[int, int]] = {}
     for number, value in enumerate(record.values()):
         if value.nbytes and graph.in_c_order(value):
             start = address(graph.raw_bytes(value))
-            first, size, n = starts[max(bisect.bisect_right(starts, (start, _LAST)) - 1, 0)]
-            inside = first <= start and start + value.nbytes <= first + size
-            out[number] = (n, start - first) if inside else (-1, 0)
-    return out
+            memory_start, size, n = ranges[max(bisect.bisect_right(ranges, (start, _LAST)) - 1, 0)]
+            is_inside = memory_start <= start and start + value.nbytes <= memory_start + size
+            places[number] = (n, start - memory_start) if is_inside else (-1, 0)
+    return places
 
 
 def _file_of(archive: Archive) -> tuple[str, Identity] | None:
-    """Return the resolved path and identity of the mapped file; None if it is not there any more."""
+    """Return the resolved path and identity of the mapped file; None if there is none, or not any more."""
     path, identity = archive.source.file or ("", ())
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError):  # it is missing, or its name is not UTF-8
         path = os.path.realpath(path)
         path.encode()  # ONNX Runtime takes no other names
         return (path, identity) if identity_of(path) == identity else None
@@ -436,33 +441,34 @@ class _WeightPlaces:
         used = {n for n, _ in self._places.values()}
         self.files = dict(file for n in used if n >= 0 and (file := memories[n].file) is not None)
         self.on_disk = len(self.files) == len(used) and len(set(map(os.path.dirname, self.files))) == 1
-        from_memory = not self.on_disk or (_cpu_alone(providers) and not from_files)
-        self._direct = _version(ort) >= _DIRECT_SINCE and from_memory
-        self._least = INLINE + 1 if self._direct else _least_mapped(record)
+        from_memory = not self.on_disk or (_is_cpu_alone(providers) and not from_files)
+        self._is_direct = _version(ort) >= _DIRECT_SINCE and from_memory
+        self._min_nbytes = INLINE + 1 if self._is_direct else _least_mapped(record)
         self._call = next(_calls)  # options may be given to several calls
         self.in_memory: dict[str, Bytes] = {}
         self.from_files: dict[int, tuple[Initializer, int]] = {}
-        self._end = 0  # of the copy
+        self._copy_end = 0
 
     @property
-    def copied(self) -> int:
+    def copied_bytes(self) -> int:
         """Bytes of weights that have to be copied into a file."""
         return 0 if self.on_disk else sum(weight.value.nbytes for weight, _ in self.from_files.values())
 
     def refer(self, weight: Initializer) -> bytes | None:
-        """Return a reference to a weight; None if its values go into the model. The last answer counts."""
-        place, (_, copied) = self._places.get(weight.number), self.from_files.pop(weight.number, (None, self._end))
-        if place is None or weight.inside or weight.value.nbytes < self._least:
+        """Return a reference to a weight; None if its values go into the model. The last answer for a weight counts."""
+        place = self._places.get(weight.number)
+        _, copy_offset = self.from_files.pop(weight.number, (None, self._copy_end))
+        if place is None or weight.inside or weight.value.nbytes < self._min_nbytes:
             return None
         n, offset = place
-        if self._direct and weight.graph == "main":
+        if self._is_direct and weight.graph == "main":
             location = f"zcrecord-{self._call}-{n}" if n >= 0 else f"zcrecord-{self._call}+{weight.number}"
             self.in_memory[location] = self.memories[n].memory if n >= 0 else graph.raw_bytes(weight.value)
         else:
-            self.from_files[weight.number] = weight, copied
-            self._end = max(self._end, copied + align_up(weight.value.nbytes, ALIGNMENT))
+            self.from_files[weight.number] = weight, copy_offset
+            self._copy_end = max(self._copy_end, copy_offset + align_up(weight.value.nbytes, ALIGNMENT))
             path, _ = self.memories[n].file or ("", ())
-            location, offset = (os.path.basename(path), offset) if self.on_disk else ("weights", copied)
+            location, offset = (os.path.basename(path), offset) if self.on_disk else (_COPY, copy_offset)
         return graph.encode_reference(location, offset, weight.value.nbytes)
 
     @contextlib.contextmanager
@@ -472,7 +478,7 @@ class _WeightPlaces:
             yield os.path.dirname(next(iter(self.files))) if self.from_files else None
             return
         with tempfile.TemporaryDirectory(prefix="zcrecord-", ignore_cleanup_errors=True) as folder:
-            with Path(folder, "weights").open("wb") as file:
+            with Path(folder, _COPY).open("wb") as file:
                 for weight, offset in self.from_files.values():
                     file.seek(offset)
                     file.write(graph.raw_bytes(weight.value).data)
@@ -503,14 +509,15 @@ def make_session(
     places = _WeightPlaces(ort, record, providers, from_files)
     parts = graph.restore(record, places.refer, skeleton=skeleton).parts
     size = graph.size_of(parts, graph.STAY_OUT, path)
-    for copied in (size, places.copied):
-        check_apart(copied, record.archive.stored_nbytes(), path)
+    for nbytes in (size, places.copied_bytes):
+        check_apart(nbytes, record.archive.stored_nbytes(), path)
     _add_files_in_memory(options, places.in_memory)
     if shared:
         configure(options, NO_PREPACKING, "1")
-    disabled = set(COPYING) if shared else None
+    disabled_optimizers = set(COPYING) if shared else None
     with places.folder() as folder, model_errors(record):
-        ort_session = _create(ort, b"".join(parts), options, providers, provider_options, folder, disabled)
+        model = b"".join(parts)
+        ort_session = _create(ort, model, options, providers, provider_options, folder, disabled_optimizers)
     if places.on_disk and places.from_files:
         _check_unchanged(places.files)
     ort_session._zcrecord = record, places.memories, places.in_memory  # must outlive the session
@@ -524,19 +531,19 @@ def _check_unchanged(files: Mapping[str, Identity]) -> None:
 
 
 def _create(
-    ort: Any, model: bytes, options: Any, providers: Any, more: Any, folder: str | None, disabled: Any = None
+    ort: Any, model: bytes, options: Any, providers: Any, provider_options: Any, folder: str | None, disabled: Any
 ) -> Any:
     """Create a session, without `disabled` optimizers, of a model whose weights are mapped from files in a folder."""
     if folder is not None:
         configure(options, _FOLDER, folder)
     configure(options, _FORMAT, "ONNX")  # or bytes that look like ONNX Runtime's own format are read as that
-    arguments = {"providers": providers, "provider_options": more, "disabled_optimizers": disabled}
+    arguments = {"providers": providers, "provider_options": provider_options, "disabled_optimizers": disabled}
     return ort.InferenceSession(model, options, **arguments, enable_fallback=0)  # it would leave out the options
 
 
 def configure(options: Any, key: str, value: str) -> None:
-    """Set an entry unless it has that value: ONNX Runtime prints a warning if it is set again."""
-    with contextlib.suppress(RuntimeError):  # not set
+    """Set an entry of SessionOptions unless it has that value: ONNX Runtime prints a warning if it is set again."""
+    with contextlib.suppress(RuntimeError):  # it is not set
         if options.get_session_config_entry(key) == value:
             return
     options.add_session_config_entry(key, value)

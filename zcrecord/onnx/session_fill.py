@@ -37,6 +37,7 @@ from .graph import Initializer
 from .runtime import make_session, model_errors, onnxruntime_module
 
 _IR_VERSION, _GRAPH, _INPUT, _NAME = 1, 7, 11, 1  # fields of ModelProto, GraphProto and ValueInfoProto
+_DLPACK_CPU = 1  # kDLCPU
 _WEIGHTS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # SessionOptions -> its weights' memory
 
 
@@ -127,11 +128,9 @@ def _load_weights(
 def _weights(record: Record) -> list[Initializer]:
     """Return the initializers of the main graph that can be OrtValues and whose names no other graph uses."""
     tensors = graph.restore(record, lambda _: b"").tensors  # the values are not needed
-    others = {i.name for i in tensors if i.graph != "main" or not i.named}
-    return [
-        i for i in tensors
-        if i.graph == "main" and i.named and not i.inside and i.name not in others and isinstance(i.value, np.ndarray)
-    ]  # fmt: skip
+    others = {i.name for i in tensors if i.graph != "main" or not i.in_graph}
+    passed_by_name = (i for i in tensors if i.graph == "main" and i.in_graph and not i.inside and i.name not in others)
+    return [i for i in passed_by_name if isinstance(i.value, np.ndarray)]
 
 
 def _ort_value(ort: Any, tensor: Any, weight: Initializer, name: str) -> Any:
@@ -141,7 +140,7 @@ def _ort_value(ort: Any, tensor: Any, weight: Initializer, name: str) -> Any:
         MismatchError: its type or shape is not that of `weight`.
     """
     kind = weight.dtype
-    if hasattr(ort.OrtValue, "from_dlpack") and (isinstance(tensor, ort.OrtValue) or _on_device(tensor)):
+    if hasattr(ort.OrtValue, "from_dlpack") and (isinstance(tensor, ort.OrtValue) or _is_on_device(tensor)):
         # ONNX Runtime takes as initializers only OrtValues that do not own their memory, as those from DLPack.
         value = ort.OrtValue.from_dlpack(tensor)
     else:
@@ -158,22 +157,27 @@ def _ort_value(ort: Any, tensor: Any, weight: Initializer, name: str) -> Any:
     return value
 
 
-def _on_device(tensor: Any) -> bool:
+def _is_on_device(tensor: Any) -> bool:
+    """Return True if a tensor that supports DLPack is not in the host's memory."""
     device = getattr(tensor, "__dlpack_device__", None)
-    return not isinstance(tensor, np.ndarray) and device is not None and int(device()[0]) != 1
+    if isinstance(tensor, np.ndarray) or device is None:
+        return False
+    device_type, _ = device()
+    return int(device_type) != _DLPACK_CPU
 
 
 def _with_inputs(record: Record, weights: Sequence[Initializer]) -> bytes:
     """Return the skeleton of a model with weights among the inputs of its graph."""
     skeleton = graph.skeleton_of(record)
     interface = interface_of(skeleton)
-    known = dict(interface.inputs)
-    inputs = b"".join(encode_field(_INPUT, _value_info(w)) for w in weights if w.name not in known)
+    own_inputs = dict(interface.inputs)
+    inputs = b"".join(encode_field(_INPUT, _value_info(w)) for w in weights if w.name not in own_inputs)
     version = encode_varint(_IR_VERSION << 3 | VARINT) + encode_varint(max(interface.version, OVERRIDABLE))
     return b"".join([skeleton, encode_field(_GRAPH, inputs), version])
 
 
 def _value_info(weight: Initializer) -> bytes:
+    """Encode a weight's ValueInfoProto."""
     dims = b"".join(encode_field(1, b"\x08" + encode_varint(dim)) for dim in weight.value.shape)
     code = weight.dtype.onnx
     assert code is not None, "tensors of an ONNX model have element types of ONNX"

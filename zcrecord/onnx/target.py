@@ -140,8 +140,8 @@ class TuningTarget:
                 return f"made for {words}, this is {other}"
         lacking, new = sorted({*self.cpu} - {*here.cpu}), sorted({*here.cpu} - {*self.cpu})
         if lacking or new:
-            sides = (("lacks", lacking), ("has", new))
-            return ", and ".join(f"the CPU {verb} {printable(', '.join(side), 200)}" for verb, side in sides if side)
+            features = {verb: printable(", ".join(names), 200) for verb, names in (("lacks", lacking), ("has", new))}
+            return ", and ".join(f"the CPU {verb} {text}" for verb, text in features.items() if text)
         if self.nchwc_block != here.nchwc_block:
             return f"made for blocks of {self.nchwc_block} channels in convolutions, here they have {here.nchwc_block}"
         return None
@@ -167,7 +167,7 @@ def this_target(ort: Any, provider: str = "CPUExecutionProvider") -> TuningTarge
 def _nchwc_block(ort: Any) -> int:
     """Return the channels to which ONNX Runtime pads four, which is one block; 0 if it has no kernel for blocks."""
     options = ort.SessionOptions()
-    options.log_severity_level = 4
+    options.log_severity_level = 4  # fatal errors alone: to fail is an answer here
     options.intra_op_num_threads = 1
     try:
         session = ort.InferenceSession(_REORDER, options, providers=["CPUExecutionProvider"])
@@ -177,15 +177,17 @@ def _nchwc_block(ort: Any) -> int:
 
 
 def _build(ort: Any) -> str:
+    """Return the `build` of a TuningTarget."""
     describe = getattr(ort, "get_build_info", None)
     if describe is None:
         return "unknown"
-    described = str(describe())
-    commit = re.search(r"git-commit-id=(\w{1,40})", described)
-    return f"{commit[1] if commit else 'unknown'}-{zlib.crc32(described.encode()):08x}"
+    description = str(describe())
+    commit = re.search(r"git-commit-id=(\w{1,40})", description)
+    return f"{commit[1] if commit else 'unknown'}-{zlib.crc32(description.encode()):08x}"
 
 
 def _numpy_table() -> Mapping[str, bool]:
+    """Return numpy's CPU features, True for those that this processor has; empty if this numpy has no such table."""
     try:
         return dict(importlib.import_module("numpy._core._multiarray_umath").__cpu_features__)
     except (ImportError, AttributeError):
@@ -203,33 +205,35 @@ def _processor_name() -> str:
 
 
 def _cpu_features(machine: str, cpuinfo: str, table: Mapping[str, bool], name: str) -> tuple[str, ...]:
-    """Return the features that kernels depend on, sorted."""
+    """Return the features that kernels depend on, sorted; the module's docstring has the rules."""
     processors = _processors(cpuinfo)
-    x86 = machine.lower() in ("x86_64", "amd64", "i386", "i686", "x86")
-    arm = machine.lower() in ("aarch64", "arm64")
-    in_numpy = _NUMPY_X86 if x86 else _NUMPY_ARM if arm else {}
-    known = {feature: bool(table[key]) for key, feature in in_numpy.items() if key in table}
-    counted = {feature for feature, present in known.items() if present}
+    is_x86 = machine.lower() in ("x86_64", "amd64", "i386", "i686", "x86")
+    is_arm = machine.lower() in ("aarch64", "arm64")
+    numpy_names = _NUMPY_X86 if is_x86 else _NUMPY_ARM if is_arm else {}
+    in_numpy = {feature: bool(table[key]) for key, feature in numpy_names.items() if key in table}
+    numpy_features = {feature for feature, is_present in in_numpy.items() if is_present}
     if not processors:
-        return _words(counted | ({f"model:{name}"} if name else set()))
+        return _encodable(numpy_features | ({f"model:{name}"} if name else set()))
     texts = (" ".join(p.get(key, "").lower() for key in _FEATURE_LINES) for p in processors)
-    listed = set.intersection(*(set(text.split()) for text in texts))
-    if x86:
-        listed = set(filter(_X86.fullmatch, listed))
-        keys = "vendor_id", "cpu family", "model"
-        models = {f"model:{'-'.join(p.get(key, '?') for key in keys)}" for p in processors}
-        models = models if "avx_vnni" in listed else set()
-    elif arm:
-        listed = set(filter(_ARM.fullmatch, listed))
+    flags = set.intersection(*(set(text.split()) for text in texts))
+    models: set[str] = set()
+    if is_x86:
+        flags = set(filter(_X86.fullmatch, flags))
+        if "avx_vnni" in flags:
+            keys = "vendor_id", "cpu family", "model"
+            models = {f"model:{'-'.join(p.get(key, '?') for key in keys)}" for p in processors}
+    elif is_arm:
+        flags = set(filter(_ARM.fullmatch, flags))
         models = {f"part:{p.get('cpu implementer', '?')}-{p.get('cpu part', '?')}" for p in processors}
     else:
         models = {f"model:{p[key]}" for p in processors for key in _MODEL_LINES if p.get(key)}
-    if counted != listed & known.keys():
-        return _words(counted | {"emulation"})
-    return _words(listed | models)
+    if numpy_features != flags & in_numpy.keys():
+        return _encodable(numpy_features | {"emulation"})
+    return _encodable(flags | models)
 
 
 def _processors(cpuinfo: str) -> list[dict[str, str]]:
+    """Return the lines of /proc/cpuinfo by key, in lower case, of one processor of each kind."""
     kinds = {}
     for block in re.split(r"\n[ \t]*\n", cpuinfo):
         pairs = [line.partition(":") for line in block.splitlines()]
@@ -239,12 +243,12 @@ def _processors(cpuinfo: str) -> list[dict[str, str]]:
     return list(kinds.values())
 
 
-def _words(features: Iterable[str]) -> tuple[str, ...]:
+def _encodable(features: Iterable[str]) -> tuple[str, ...]:
     """Return features sorted, within the limits of `decode`: long ones, and too many, as a checksum."""
-    plain = sorted({_shorten(re.sub(r"[^ -~]", "?", feature)) for feature in features})
-    if len(plain) > _MOST_FEATURES:
-        plain = [_shorten(" ".join(plain))]
-    return tuple(plain)
+    printable_features = sorted({_shorten(re.sub(r"[^ -~]", "?", feature)) for feature in features})
+    if len(printable_features) > _MOST_FEATURES:
+        return (_shorten(" ".join(printable_features)),)
+    return tuple(printable_features)
 
 
 def _shorten(text: str) -> str:

@@ -120,12 +120,13 @@ class TunedTarget(NamedTuple):
         def refer(t: ExternalTensor, place: str = "main") -> bytes:
             if not place:
                 raise FormatError(f"a tensor of the tuned graph has external data, but is no initializer; {_AGAIN}")
-            weights.append(self._payload(t.entries.get(_STUB, "")))
-            offset, nbytes, _ = rows[weights[-1]].item()
+            weight = self._payload(t.entries.get(_STUB, ""))
+            weights.append(weight)
+            offset, nbytes, _ = rows[weight].item()
             entries = {"location": location, "offset": str(base + offset), "length": str(nbytes)}
             for key, value in t.entries.items() if packed else ():
                 if PACKED.fullmatch(key):
-                    entries[key] = self._packed_value(value, rows, base, packed_forms)
+                    entries[key] = self._packed_entry(value, rows, base, packed_forms)
             if len(weights) + len(packed_forms) > MOST_MAPPED:
                 raise LimitError(f"more than {MOST_MAPPED} weights and packed forms, each a mapping, are too many")
             return t.encode(entries)
@@ -140,27 +141,31 @@ class TunedTarget(NamedTuple):
         graph += encode_field(_GRAPH_FIELD, b"".join(initializers))  # protobuf joins the two graphs
         return TunedModel(graph, weights, set(self.payloads) - set(weights))
 
-    def _payload(self, number: str) -> PayloadId:
-        if not _NUMBER.fullmatch(number) or int(number) >= len(self.payloads):
-            fault = f"a tensor of the tuned graph names payload '{printable(number, 40)}' of {len(self.payloads)}"
+    def _payload(self, place: str) -> PayloadId:
+        """Return the payload at a place in the target's list, as text; FormatError if it has no such place."""
+        if not _NUMBER.fullmatch(place) or int(place) >= len(self.payloads):
+            fault = f"a tensor of the tuned graph names payload '{printable(place, 40)}' of {len(self.payloads)}"
             raise FormatError(f"{fault}; {_AGAIN}")
-        return self.payloads[int(number)]
+        return self.payloads[int(place)]
 
-    def _packed_value(self, value: str, rows: Any, base: int, forms: list[PayloadId]) -> str:
+    def _packed_entry(self, value: str, rows: Any, base: int, forms: list[PayloadId]) -> str:
+        """Return a `prepacked_N` for ONNX Runtime, with offsets from `base` on; adds the payloads named to `forms`."""
         if not _PACKED_VALUE.fullmatch(value):
             raise FormatError(f"packed weights '{printable(value, 40)}' are no key and payloads; {_AGAIN}")
         key, *buffers = value.split("|")
-        out = [key]
+        parts = [key]
         for buffer in buffers:
-            number, _, padded = buffer.partition(";")
-            offset, nbytes = -base, 0
-            if number:
-                forms.append(self._payload(number))
-                offset, nbytes, _ = rows[forms[-1]].item()
-            if (base + offset) % ALIGNMENT:
+            place, _, padded = buffer.partition(";")
+            offset = nbytes = 0
+            if place:
+                form = self._payload(place)
+                forms.append(form)
+                payload_offset, nbytes, _ = rows[form].item()
+                offset = base + payload_offset
+            if offset % ALIGNMENT:
                 raise FormatError(f"packed weights are not aligned to {ALIGNMENT} bytes; {_AGAIN}")
-            out.append(f"{base + offset};{nbytes};{padded}")
-        return "|".join(out)
+            parts.append(f"{offset};{nbytes};{padded}")
+        return "|".join(parts)
 
     def check_payloads(self, archive: Archive, numbers: Set[int], *, spare: int = 0) -> None:
         """Raise IntegrityError if a digest of these payloads does not match; reads on all cores but `spare` ones."""
@@ -171,8 +176,8 @@ class TunedTarget(NamedTuple):
                 raise IntegrityError("a payload of its tuned part does not match its digest; tune it again")
 
         largest_first = sorted(numbers, key=lambda n: -int(rows["nbytes"][n]))
-        few = int(rows["nbytes"][largest_first].sum()) < WORTH_A_THREAD
-        run_threads(check, largest_first, 1 if few else max(1, min(cores() - spare, len(numbers))))
+        is_small = int(rows["nbytes"][largest_first].sum()) < WORTH_A_THREAD
+        run_threads(check, largest_first, 1 if is_small else max(1, min(cores() - spare, len(numbers))))
 
 
 class TunedPart(NamedTuple):
@@ -190,20 +195,20 @@ class Interfaces:
     def __init__(self, archive: Archive) -> None:
         self._archive = archive
         self._models = _skeleton_payloads(archive.index)
-        self._known: dict[Any, ModelInterface] = {}
+        self._interfaces: dict[Any, ModelInterface] = {}  # by payload, and by how it is read
         self._checked: set[Any] = set()
-        self._left = DIGEST_ALLOWANCE * archive.stored_nbytes()
+        self._bytes_left = DIGEST_ALLOWANCE * archive.stored_nbytes()  # that may be read, or targets could share graphs
 
     def check(self, target: TunedTarget) -> None:
-        """Check that a target's graph has the model's inputs and outputs; earlier releases wrote others."""
+        """Raise FormatError unless a target's graph has the model's inputs and outputs; old releases wrote others."""
         archive, graphs = self._archive, (target.graph, target.initializers)
         models = self._models.get(target.module, [])
         key = *map(archive.place, graphs), target.module
         if key in self._checked:
             return
         self._checked.add(key)
-        self._left -= sum(len(archive.payload(n)) for n in (*graphs, *models))
-        if self._left < 0:
+        self._bytes_left -= sum(len(archive.payload(n)) for n in (*graphs, *models))
+        if self._bytes_left < 0:
             fault = f"its tuned targets share graphs of more than {DIGEST_ALLOWANCE} times the archive's bytes in all"
             raise LimitError(f"{fault}; {_AGAIN}")
         initializers = self._interface(target.initializers, graph_interface_of)
@@ -216,9 +221,9 @@ class Interfaces:
 
     def _interface(self, number: int, read: Callable[[Any], ModelInterface]) -> ModelInterface:
         key = self._archive.place(number), read
-        if key not in self._known:
-            self._known[key] = read(self._archive.payload(number))
-        return self._known[key]
+        if key not in self._interfaces:
+            self._interfaces[key] = read(self._archive.payload(number))
+        return self._interfaces[key]
 
 
 def read_tuned(archive: Archive) -> TunedPart | None:
@@ -227,23 +232,26 @@ def read_tuned(archive: Archive) -> TunedPart | None:
     if top is None:
         return None
     ix = archive.index
-    numbers = [
-        m for m in range(top + 1, int(ix.modules["end"][top]))
-        if int(ix.modules["parent"][m]) == top and ix.text_of(ix.modules[m], "type_name") == TARGET_TYPE
+    target_modules = [
+        module for module in range(top + 1, int(ix.modules["end"][top]))
+        if int(ix.modules["parent"][module]) == top and ix.text_of(ix.modules[module], "type_name") == TARGET_TYPE
     ]  # fmt: skip
-    values: dict[int, dict[str, Any]] = {}
-    for a in unflatten.attribute_entries(ix, ix.attributes[unflatten.below(ix, top)[1]], PayloadId):
-        values.setdefault(a.parent, {})[a.key] = a.value
-    targets = []
-    for m in numbers:
-        attributes = values.get(m, {})
-        graph, initializers = (_checked_value(attributes, k, PayloadId) for k in (GRAPH, INITIALIZERS))
-        target = TuningTarget.decode(_checked_value(attributes, TARGET, str))
-        seal = _checked_value(attributes, SEAL, str)
-        module = _checked_value(attributes, MODULE, str) if MODULE in attributes else ""
-        targets.append(TunedTarget(target, module, graph, initializers, _payloads(attributes), seal))
-    above = values.get(top, {})
-    return TunedPart(top, archive.payload(_checked_value(above, BEFORE, PayloadId)), _payloads(above), targets)
+    attributes: dict[int, dict[str, Any]] = {}  # of modules, by key
+    _, rows_below = unflatten.below(ix, top)
+    for entry in unflatten.attribute_entries(ix, ix.attributes[rows_below], PayloadId):
+        attributes.setdefault(entry.parent, {})[entry.key] = entry.value
+    targets = [_read_target(attributes.get(module, {})) for module in target_modules]
+    own = attributes.get(top, {})
+    return TunedPart(top, archive.payload(_checked_value(own, BEFORE, PayloadId)), _payloads(own), targets)
+
+
+def _read_target(attributes: dict[str, Any]) -> TunedTarget:
+    """Return the target that a module's attributes describe; FormatError if one is missing or malformed."""
+    graph, initializers = (_checked_value(attributes, key, PayloadId) for key in (GRAPH, INITIALIZERS))
+    target = TuningTarget.decode(_checked_value(attributes, TARGET, str))
+    seal = _checked_value(attributes, SEAL, str)
+    module = _checked_value(attributes, MODULE, str) if MODULE in attributes else ""
+    return TunedTarget(target, module, graph, initializers, _payloads(attributes), seal)
 
 
 def check_interfaces(archive: Archive) -> None:
@@ -301,7 +309,8 @@ def plan(archive: Archive, module: str, here: TuningTarget, *, packed: bool) -> 
     if file is None:
         raise NoTuning("only the unedited archive in a local file, mapped, can use its tuned part")
     try:
-        path, identity = os.path.realpath(file[0]), file[1]
+        opened_path, identity = file
+        path = os.path.realpath(opened_path)
         if not path.isascii() and path != path.encode("utf-8", "replace").decode():
             raise NoTuning("the path of its file is not UTF-8, as ONNX Runtime wants it")
         if archive.source.gone or identity_of(path) != identity:
@@ -326,27 +335,28 @@ def plan(archive: Archive, module: str, here: TuningTarget, *, packed: bool) -> 
 def fitting(archive: Archive, module: str, here: TuningTarget) -> TunedTarget:
     """Return the target of a tuned part that is this machine, for the model in a module; NoTuning without one."""
     part = read_tuned(archive)
-    reasons = []
-    for target in (t for t in part.targets if t.module == module) if part is not None else ():
-        reason = target.target.misfit(here)
-        if reason is None:
-            return target
-        reasons.append(reason)
-    different = list(dict.fromkeys(reasons))
-    if len(different) > _MOST_REASONS:
-        different[_MOST_REASONS:] = [f"and {len(different) - _MOST_REASONS} more"]
-    raise NoTuning("; ".join(different) or "it is not tuned")
+    reasons: dict[str, None] = {}  # each once, in order
+    for target in part.targets if part is not None else ():
+        if target.module == module:
+            reason = target.target.misfit(here)
+            if reason is None:
+                return target
+            reasons[reason] = None
+    texts = list(reasons)
+    if len(texts) > _MOST_REASONS:
+        texts[_MOST_REASONS:] = [f"and {len(texts) - _MOST_REASONS} more"]
+    raise NoTuning("; ".join(texts) or "it is not tuned")
 
 
-def _checked_value(values: dict[str, Any], key: str, kind: type) -> Any:
-    value = values.get(key)
+def _checked_value(attributes: dict[str, Any], key: str, kind: type) -> Any:
+    value = attributes.get(key)
     if not isinstance(value, kind):
         raise FormatError(f"its tuned part has no attribute '{key}' of the right type; {_AGAIN}")
     return value
 
 
-def _payloads(values: dict[str, Any]) -> list[PayloadId]:
-    payloads: list[PayloadId] = _checked_value(values, PAYLOADS, list)
+def _payloads(attributes: dict[str, Any]) -> list[PayloadId]:
+    payloads: list[PayloadId] = _checked_value(attributes, PAYLOADS, list)
     if not all(isinstance(n, PayloadId) and n != NONE for n in payloads):
         raise FormatError(f"attribute '{PAYLOADS}' of its tuned part is no list of payloads; {_AGAIN}")
     return payloads
@@ -368,16 +378,16 @@ def untuned(archive: Archive, part: TunedPart) -> Archive:
     if len(rows) != len(stored) or (rows[["nbytes", "digest"]] != stored[["nbytes", "digest"]]).any():
         raise FormatError(f"'{BEFORE}' of its tuned part names other payloads than the archive has")
     rows["offset"] = stored["offset"]
-    out = archive.part(index._replace(payloads=rows), list(map(int, part.originals)))
-    hidden = range(part.module, int(archive.index.modules["end"][part.module]))
-    if _content(stored_entries(out), part.originals) != _content(stored_entries(archive), None, hidden):
+    before = archive.part(index._replace(payloads=rows), list(map(int, part.originals)))
+    tuned_modules = range(part.module, int(archive.index.modules["end"][part.module]))
+    if _content(stored_entries(before), part.originals) != _content(stored_entries(archive), None, tuned_modules):
         fault = f"'{BEFORE}' of its tuned part is of another model: it was edited after it was tuned"
         raise FormatError(f"{fault}; {_AGAIN}")
-    return out
+    return before
 
 
 def _content(entries: Entries, numbers: Sequence[int] | None, hidden: range = range(0)) -> tuple[Any, ...]:
-    """Return all tensors, attributes and modules but hidden ones, with payloads renumbered."""
+    """Return tensors, attributes, and modules but `hidden` ones, to compare; `numbers` renumbers payloads."""
 
     def number(n: Any) -> Any:
         return n if numbers is None or n == NONE else int(numbers[n])
@@ -411,6 +421,7 @@ def size_before(archive: Archive) -> int:
 
 
 def _header_before(part: TunedPart) -> Header:
+    """Return the header from before tuning; FormatError or IntegrityError if index or trailer do not match it."""
     head, trailer = bytes(part.before[:HEADER_SIZE]), bytes(part.before[-HEADER_SIZE:])
     try:
         header = decode_header(trailer, "trailer") if len(part.before) > 2 * HEADER_SIZE else None
@@ -490,6 +501,7 @@ def _rows(ix: Index, numbers: Any) -> Any:
 
 
 def _gather(pool: Any, starts: Any, counts: Any) -> Any:
+    """Return `counts[i]` elements of an array from `starts[i]` on, for each i, joined."""
     counts = counts.astype(np.int64)
     ends = np.cumsum(counts)
     places = np.repeat(starts.astype(np.int64) - (ends - counts), counts)

@@ -14,7 +14,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,177 +42,209 @@ from .tuned import TunedTarget
 
 PER_ITEM = 16  # bytes of an item of a list in the index, at most
 PAGE = 4096  # ONNX Runtime 1.32 takes packed weights at multiples of 256 alone, and packs others privately
-_MODEL, _WEIGHTS = "model.onnx", "weights"  # in the scratch folder
 _INITIALIZER = 5  # of GraphProto
 _KEY_SIZE = 128  # bytes of the name of a packed form, at most
+_ATTRIBUTES = 1024  # bytes of a target's attributes in the index, but for those in proportion to its content
 _STUB = STUB_KEY.decode()
 _FEW = 128 << 20  # bytes that may be in memory twice
 
 
 @dataclass(slots=True)
 class TunedGraph:
-    """A tuned graph on its way into an archive, and the payloads that it names by number.
+    """A tuned graph on its way into an archive, and the payloads that it names by their place in a list.
 
-    A new one has its initializers in the graph still, which names payloads alone; packed forms come when it is written.
+    A new graph still contains its initializers, and names no packed forms yet; `write` changes both.
     """
 
     target: str
     module: str
     graph: Any
-    initializers: Any  # None for a new one
-    sources: list[tuple[Any, bool]]  # arrays, or numbers of original payloads; each with whether it is packed
-    numbers: list[PayloadId] = field(default_factory=list)  # of sources that are written
+    initializers: Any  # None for a new graph
+    sources: list[tuple[Any, bool]]  # an array or the number of an original payload; True if it is a packed form
+    numbers: list[PayloadId] = field(default_factory=list)  # of written payloads: the sources, then new packed forms
     packer: Callable[[], WeightPacker] | None = None
     forms: Any = ()  # a generator of PackedForms
     form_sizes: list[int] = field(default_factory=list)  # bytes of their buffers, at most
-    in_work: int = 0  # bytes in the scratch folder while they are made, at most
+    scratch_bytes: int = 0  # bytes in the scratch folder while forms are packed, at most
     weights: int = 0
     packed: int = 0
     packed_bytes: int = 0
 
     @classmethod
-    def stored(cls, archive: Archive, target: TunedTarget) -> TunedGraph:
-        """Return a tuned graph as an archive has it."""
-        graph, initializers, *sources = map(archive.payload, (target.graph, target.initializers, *target.payloads))
+    def from_archive(cls, archive: Archive, target: TunedTarget) -> TunedGraph:
+        """Return a tuned graph that an archive has already; its sources are views of the archive."""
+        graph, initializers, *payloads = map(archive.payload, (target.graph, target.initializers, *target.payloads))
         packed = target.model(archive, "", 0, packed=True).packed
-        pairs = [(np.frombuffer(s, np.uint8), n in packed) for s, n in zip(sources, target.payloads, strict=True)]
-        return cls(target.target.encode(), target.module, graph, initializers, pairs)
+        arrays = [np.frombuffer(payload, np.uint8) for payload in payloads]
+        are_packed = [number in packed for number in target.payloads]
+        sources = list(zip(arrays, are_packed, strict=True))
+        return cls(target.target.encode(), target.module, graph, initializers, sources)
 
     @classmethod
-    def made(
-        cls, base: Record, module: str, target: TuningTarget, folder: str, threads: int | None, whole: bool
+    def from_model(
+        cls, base: Record, module: str, target: TuningTarget, folder: str, threads: int | None, packs_all: bool
     ) -> TunedGraph:
-        """Have ONNX Runtime optimise the graph of a module's model in a scratch folder; its new weights stay mapped.
+        """Have ONNX Runtime optimise the model in a module of `base`; its files in the scratch folder stay mapped.
 
-        Weights are packed by `pack` and when it is written; all of them now, in private memory, if `whole`.
+        With `packs_all` it packs all weights now, in private memory; otherwise `pack` and `write` do, a few at a time.
         """
         folder, part = tempfile.mkdtemp(dir=folder), base.module(module) if module else base
-        path, weights = Path(folder, _MODEL), Path(folder, _WEIGHTS)
         compares = compares_packed(onnxruntime_module())
-        here = compares and not whole and not _is_made_anew(part)  # weights of the archive stay where they are
-        try:
-            optimise(part, str(path), None if here else _WEIGHTS, threads, whole)
-        except OnnxError:  # a graph holds 2 GiB of new weights at most
-            if not here:
-                raise
-            here = False
-            optimise(part, str(path), _WEIGHTS, threads, whole)
-        with path.open("ab") as file:
-            file.write(bytes(2 * HEADER))
-        archive, model = base.archive, np.asarray(np.memmap(path, np.uint8, "r"))
-        none = np.empty(0, np.uint8)  # ONNX Runtime before 1.32 writes no file then
-        external = whole_file(part) if here else np.memmap(weights, np.uint8, "r") if weights.exists() else none
-        start = archive.header.payload_offset
-        rows = enumerate(archive.index.payloads.tolist())
-        originals = {(start + at if here else digest, nbytes): PayloadId(n) for n, (at, nbytes, digest) in rows}
-        out = cls(target.encode(), module, b"", None, [])
+        optimised = _optimised_model(part, folder, threads, packs_all, compares and not packs_all)
+        find_original = _original_finder(base.archive, optimised.uses_archive)
+        tuned_graph = cls(target.encode(), module, b"", None, [])
         arrays: list[Any] = []
         forms: list[PackedForm] = []
 
-        def original(array: Any, at: int) -> PayloadId | None:
-            number = originals.get((at if here else digest_of(array), array.nbytes))
-            if number is None or here or np.array_equal(array, np.frombuffer(archive.payload(number), np.uint8)):
-                return number
-            return None
+        def number_weight(t: ExternalTensor, _: str) -> bytes:
+            is_outside, offset = "location" in t.entries, int(t.entries.get("offset", "0"))
+            memory = optimised.external if is_outside else optimised.model
+            array = memory[offset : offset + int(t.entries["length"])]
+            original = find_original(array, offset) if is_outside else None
+            forms.extend(forms_of(len(arrays), t.entries, optimised.external))
+            tuned_graph.sources.append((array if original is None else original, False))
+            arrays.append(array)
+            return t.encode({_STUB: str(len(arrays) - 1)})
 
-        def number(t: ExternalTensor, _: str) -> bytes:
-            at, nbytes, outside = int(t.entries.get("offset", "0")), int(t.entries["length"]), "location" in t.entries
-            arrays.append((external if outside else model)[at : at + nbytes])
-            known = original(arrays[-1], at) if outside else None
-            out.sources.append((arrays[-1] if known is None else known, False))
-            forms.extend(forms_of(out.weights, t.entries, external))
-            out.weights += 1
-            return t.encode({_STUB: str(out.weights - 1)})
-
-        out.graph = rewrite(ProtobufReader.over(model.data), number, graph.INLINE)
-        fault = difference(interface_of(graph.skeleton_of(part)), interface_of(out.graph))
-        if fault is not None:
-            fault = f"cannot be tuned: ONNX Runtime's optimised graph {fault}, unlike the model"
+        tuned_graph.graph = rewrite(ProtobufReader.over(optimised.model.data), number_weight, graph.INLINE)
+        change = difference(interface_of(graph.skeleton_of(part)), interface_of(tuned_graph.graph))
+        if change is not None:
+            fault = f"cannot be tuned: ONNX Runtime's optimised graph {change}, unlike the model"
             raise UnsupportedError(fault, path=part.archive.path)
-        out.form_sizes = [data.nbytes for form in forms for data, _ in form.buffers]
-        out.forms = (form for form in forms)
-        if compares and not whole:
-            out.packer = partial(WeightPacker, part, out.graph, arrays, folder, threads)
-        return out
+        tuned_graph.weights = len(arrays)
+        tuned_graph.form_sizes = [data.nbytes for form in forms for data, _ in form.buffers]
+        tuned_graph.forms = (form for form in forms)  # a generator, as `write` closes it
+        if compares and not packs_all:
+            tuned_graph.packer = partial(WeightPacker, part, tuned_graph.graph, arrays, folder, threads)
+        return tuned_graph
 
     def pack(self) -> None:
-        """Pack a weight of each kind, so that the size of all forms is known."""
+        """Pack a weight of each kind, so that the size of all packed forms is known."""
         if self.packer is not None:
             packer = self.packer()
-            self.forms, self.form_sizes, self.in_work = packer.forms(), packer.sizes, packer.in_work
+            self.forms, self.form_sizes, self.scratch_bytes = packer.forms(), packer.sizes, packer.scratch_bytes
 
-    def room(self, alignment: int) -> int:
-        """Return the bytes that it adds to an archive of this alignment, at most."""
+    def max_added_bytes(self, alignment: int) -> int:
+        """Return the bytes that the graph adds to an archive of this alignment, at most."""
         sizes = [len(self.graph), len(self.initializers or b""), *self.form_sizes]
         sizes += [source.nbytes for source, _ in self.sources if not isinstance(source, PayloadId)]
-        pages = len(self.form_sizes) + sum(packed for _, packed in self.sources)
+        pages = len(self.form_sizes) + sum(is_packed for _, is_packed in self.sources)
         nbytes = sum(n + payload_alignment(n, alignment) + PAYLOAD.itemsize + PER_ITEM for n in sizes)
-        return nbytes + len(self.target) + PER_ITEM * len(self.sources) + (PAGE + _KEY_SIZE) * pages + PAGE // 4
+        return nbytes + len(self.target) + PER_ITEM * len(self.sources) + (PAGE + _KEY_SIZE) * pages + _ATTRIBUTES
 
     def write_sources(self, pool: PayloadPool) -> None:
-        """Write new weights; `write` adds packed forms, which are made meanwhile, and the graph."""
-        self.numbers = [s if isinstance(s, PayloadId) else pool.put(s, page=page) for s, page in self.sources]
+        """Write weights that the archive does not have yet; `write` adds packed forms and the graph."""
+        self.numbers = [s if isinstance(s, PayloadId) else pool.put(s, page=is_packed) for s, is_packed in self.sources]
 
     def write(self, pool: PayloadPool) -> dict[str, Any]:
-        """Write packed forms, initializers and graph; return the attributes of its target."""
-        numbers, model, initializers = self.numbers, self.graph, self.initializers
+        """Write packed forms, initializers and graph after `write_sources`; return the attributes of their target."""
+        model, initializers = self.graph, self.initializers
         if initializers is None:
-            model, initializers = self._with_forms(pool, numbers)
+            model, initializers = self._split_graph(self._write_forms(pool))
         own = [pool.put(np.frombuffer(data, np.uint8)) for data in (model, initializers)]
+        rows = pool.rows([*own, *self.numbers])
         return {
             tuned.TARGET: self.target,
             **({tuned.MODULE: self.module} if self.module else {}),
             tuned.GRAPH: own[0],
             tuned.INITIALIZERS: own[1],
-            tuned.PAYLOADS: numbers,
-            tuned.SEAL: tuned.seal_of(pool.base.index, self.target, self.module, pool.rows([*own, *numbers])),
+            tuned.PAYLOADS: self.numbers,
+            tuned.SEAL: tuned.seal_of(pool.base.index, self.target, self.module, rows),
         }
 
-    def _with_forms(self, pool: PayloadPool, numbers: list[PayloadId]) -> tuple[bytes, bytes]:
-        """Write packed forms, and add their numbers; return the graph that names them, and its initializers."""
+    def _write_forms(self, pool: PayloadPool) -> dict[str, dict[str, str]]:
+        """Write packed forms; return the external_data entries that name them, by the number of their weight."""
         entries: dict[str, dict[str, str]] = {}
         with contextlib.closing(self.forms) as forms:  # or threads write on while an error removes their folder
             for form in forms:
                 value = form.key
                 for data, padded in form.buffers:
-                    value += f"|{len(numbers) if data.nbytes else ''};{padded}"
+                    value += f"|{len(self.numbers) if data.nbytes else ''};{padded}"
                     if data.nbytes:
-                        numbers.append(pool.put(data, page=True))
+                        self.numbers.append(pool.put(data, page=True))
                     self.packed_bytes += data.nbytes
-                own = entries.setdefault(str(form.weight), {})
-                own[f"prepacked_{len(own)}"] = value
+                of_weight = entries.setdefault(str(form.weight), {})
+                of_weight[f"prepacked_{len(of_weight)}"] = value
         self.packed = len(entries)
+        return entries
+
+    def _split_graph(self, form_entries: dict[str, dict[str, str]]) -> tuple[bytes, bytes]:
+        """Return the graph without the main graph's initializers, and these; both name packed forms."""
         initializers: list[bytes] = []
 
         def name_forms(t: ExternalTensor, place: str) -> bytes | None:
-            new = t.encode(t.entries | entries.get(t.entries[_STUB], {}))
+            tensor = t.encode(t.entries | form_entries.get(t.entries[_STUB], {}))
             if place != "main":
-                return new
-            initializers.append(encode_field(_INITIALIZER, new))
+                return tensor
+            initializers.append(encode_field(_INITIALIZER, tensor))
             return None
 
         return rewrite(memoryview(self.graph), name_forms), b"".join(initializers)
 
 
-def _is_made_anew(model: Record) -> bool:
-    """Return True if most weights are float16, or kernels of convolutions, which ONNX Runtime's optimizers make anew.
+class _OptimisedModel(NamedTuple):
+    """A model that ONNX Runtime optimised, with HEADER slack, and the file of its external data, as arrays of bytes."""
+
+    model: Any
+    external: Any
+    uses_archive: bool  # that file is the archive, else one beside the model
+
+
+def _optimised_model(
+    part: Record, folder: str, threads: int | None, packs_all: bool, may_use_archive: bool
+) -> _OptimisedModel:
+    """Have ONNX Runtime write the optimised model of a record into a folder, and map what it wrote."""
+    path, weights = Path(folder, "model.onnx"), Path(folder, "weights")
+    uses_archive = may_use_archive and not _are_weights_remade(part)  # weights stay where they are
+    try:
+        optimise(part, str(path), None if uses_archive else weights.name, threads, packs_all)
+    except OnnxError:  # a graph holds 2 GiB of new weights at most
+        if not uses_archive:
+            raise
+        uses_archive = False
+        optimise(part, str(path), weights.name, threads, packs_all)
+    with path.open("ab") as file:
+        file.write(bytes(2 * HEADER))  # which `ProtobufReader.over` wants behind the model
+    external = np.empty(0, np.uint8)  # before 1.32, ONNX Runtime writes no file for a model without weights
+    if uses_archive:
+        external = whole_file(part)
+    elif weights.exists():
+        external = np.memmap(weights, np.uint8, "r")
+    return _OptimisedModel(np.asarray(np.memmap(path, np.uint8, "r")), external, uses_archive)
+
+
+def _are_weights_remade(model: Record) -> bool:
+    """Return True if most weights are float16 or kernels of convolutions, which ONNX Runtime's optimizers make anew.
 
     In a file beside the graph new weights take memory once, in the graph twice; but that file gets the old ones, too.
     """
     infos = list(model.infos())
-    anew = sum(info.nbytes for info in infos if info.bits == 16 or len(info.shape) > 2)
-    return 2 * anew > max(_FEW, sum(info.nbytes for info in infos))
+    remade = sum(info.nbytes for info in infos if info.bits == 16 or len(info.shape) > 2)
+    return 2 * remade > max(_FEW, sum(info.nbytes for info in infos))
+
+
+def _original_finder(archive: Archive, by_offset: bool) -> Callable[[Any, int], PayloadId | None]:
+    """Return a function that finds the payload of an array's bytes, by offset in the file or by digest, or None."""
+    start = archive.header.payload_offset
+    rows = enumerate(archive.index.payloads.tolist())
+    numbers = {(start + at if by_offset else digest, nbytes): PayloadId(n) for n, (at, nbytes, digest) in rows}
+
+    def find(array: Any, offset: int) -> PayloadId | None:
+        number = numbers.get((offset if by_offset else digest_of(array), array.nbytes))
+        if number is None or by_offset:
+            return number
+        return number if np.array_equal(array, np.frombuffer(archive.payload(number), np.uint8)) else None
+
+    return find
 
 
 class PayloadPool:
-    """Writes the payloads of an archive: those from before, then new ones, equal bytes once.
-
-    Another thread hashes new ones meanwhile.
+    """Writes the payloads of an archive: those of `base` at once, then new ones by `put`; equal bytes once.
 
     Attributes:
-        originals: the numbers of those from before.
-        sha256: of new ones, by their places, as futures.
-        tell: called with the bytes written, and `total`, before each new one.
+        originals: the numbers of the payloads of `base`.
+        sha256: digests of new payloads by place, computed by another thread.
+        tell: called with the bytes written, and `total`, before each new payload.
     """
 
     def __init__(self, sink: Sink, base: Archive, hashing: Executor) -> None:
@@ -222,31 +254,31 @@ class PayloadPool:
         self.out = StreamWriter(sink, alignment=base.header.alignment)
         self.originals = list(map(PayloadId, range(len(base.index.payloads))))
         self.sha256: dict[Place, Future[bytes]] = {}
-        self._first: dict[Place, PayloadId] = {}
+        self._numbers: dict[Place, PayloadId] = {}
         for number in self.originals:
             self.out.store(np.frombuffer(base.payload(number), np.uint8))
-            self._first.setdefault(self.place(number), number)
+            self._numbers.setdefault(self.place(number), number)
 
     def put(self, source: Any, *, page: bool = False) -> PayloadId:
-        """Write an array of bytes, on a page if asked for; return its number, NONE for no bytes."""
+        """Write bytes, with `page` at a multiple of PAGE; return their number, or that of equal ones; NONE if none."""
         if not source.nbytes:
             return PayloadId(NONE)
         self.tell(self.sink.position, self.total)
         sha256 = self._hashing.submit(lambda: hashlib.sha256(source).digest())
-        number = PayloadId(self.out.store(source, alignment=PAGE if page else 0))
-        place = self.place(number)
-        first = self._first.setdefault(place, number)
-        if first != number:
-            self.out.forget(number)
-        else:
+        new_number = PayloadId(self.out.store(source, alignment=PAGE if page else 0))
+        place = self.place(new_number)
+        number = self._numbers.setdefault(place, new_number)
+        if number == new_number:
             self.sha256[place] = sha256
-        return first
+        else:  # the writer found equal bytes, and gave the new payload their place
+            self.out.forget(new_number)
+        return number
 
     def place(self, number: PayloadId) -> Place:
-        """Return the range of a payload in the archive that is written."""
+        """Return the file number (0, as there is one file), offset and size of a payload in the written archive."""
         offset, nbytes, _ = self.out.row(number)
         return 0, offset, nbytes
 
     def rows(self, numbers: list[PayloadId]) -> Any:
-        """Return rows of payloads by number, zeros for NONE."""
+        """Return an array of the payloads' rows in the index (offset, nbytes, digest); zeros for NONE."""
         return np.array([(0, 0, 0) if n == NONE else self.out.row(n) for n in numbers], PAYLOAD)

@@ -36,7 +36,7 @@ from zcrecord.storage.sink import Sink
 from . import graph, tuned
 from .linked_models import LinkedModel, check_places, linked_models, rewrite_models
 from .runtime import compares_packed, onnxruntime_module, session, tuning, tuning_module
-from .target import this_target
+from .target import TuningTarget, this_target
 from .tuned import TunedPart
 from .tuned_graph import PAGE, PER_ITEM, PayloadPool, TunedGraph
 
@@ -141,58 +141,124 @@ def tune(
         return _tune_remote(tune, archive, dest, force, storage_options, arguments)
     started, target = time.perf_counter(), this_target(tuning_module())
     with _open_work(archive, dest, force=force, durable=durable) as work:
-        record, base = work.record, Record(work.base)
-        modules = _modules_of(base, work.path)
-        work.check_room(record.archive_nbytes)
-        models = work.models()
-        jobs: list[Future[Any]] = []  # emptied at the end: together with an error they would keep files open
-        others = [t for t in work.part.targets if t.target != target] if work.part is not None else []
-
-        @files.refusals(work.dest)
-        def make(whole: bool) -> list[TunedGraph]:
-            return [TunedGraph.made(base, m, target, folder, threads, whole) for m in modules]
-
-        def write(made: Callable[[], list[TunedGraph]], pack: Callable[[], object]) -> TuneReport:
-            with work.sink() as sink, ThreadPoolExecutor(1) as hashing:
-                pool = PayloadPool(sink, work.base, hashing)  # while the worker makes the graphs
-                graphs = [*(TunedGraph.stored(record.archive, t) for t in others), *made()]
-                total = work.write_sources(pool, graphs, pack)
-                work.check_room((1 + verify) * total - sink.position + max(g.in_work for g in graphs))
-                if planned is not None:
-                    planned(total)
-                shares = _shares(progress, total, 2 + verify)
-                pool.tell, pool.total = next(shares), total
-                lapsed, verified = work.write(pool, graphs, models, shares, (modules, folder) if verify else None)
-            written = rewrite_models(models, work.dest, target.encode())
-            report = work.report(started, before, written, graphs[len(others) :])
-            next(shares, None)
-            return replace(report, lapsed=lapsed, verified=verified)
-
-        with files.scratch_folder(work.dest) as folder, ThreadPoolExecutor(1) as worker:
-            jobs.append(worker.submit(make, whole=False))
-            jobs.append(worker.submit(_pack_all, jobs, work.dest))  # then at once, while new weights are written
-            try:
-                record.verify()  # of a damaged archive that error counts
-                before = content_digest(base.archive, known=work.known)
-                return write(lambda: jobs[0].result(), lambda: jobs[1].result())
-            except OnnxError:  # of the model, or of one of some nodes alone
-                return write(lambda: make(whole=True), lambda: None)
-            finally:
-                jobs.clear()
+        modules = _modules_of(Record(work.base), work.path)
+        work.check_room(work.record.archive_nbytes)
+        models = work.linked_models()
+        with files.scratch_folder(work.dest) as folder:
+            return _Tuning(work, modules, models, target, folder, threads, verify, progress, planned, started).run()
 
 
 def _modules_of(base: Record, path: str) -> list[str]:
-    """Return the modules of a record's models; UnsupportedError without models or digests."""
+    """Return the names of the modules with models, "" for the record; UnsupportedError without models or digests."""
     modules = graph.models_of(base.archive) or [graph.opened_model(base, None).module]
     if not base.archive.index.digest_kind:
         raise UnsupportedError("has no digests, which packed weights need; save it again with digests", path=path)
     return modules
 
 
-def _pack_all(jobs: list[Future[Any]], dest: str) -> None:
-    with files.refusals(dest):
-        for made in jobs[0].result():
-            made.pack()
+class _Tuning(NamedTuple):
+    """One call of `tune`: an opened archive, the models in it and beside it, a scratch folder, and the arguments."""
+
+    work: _Work
+    modules: list[str]
+    models: list[LinkedModel]  # beside the archive
+    target: TuningTarget
+    folder: str
+    threads: int | None
+    verify: bool
+    progress: Progress | None
+    planned: Callable[[int], None] | None
+    started: float
+
+    def run(self) -> TuneReport:
+        """Optimise and pack in another thread, while this one verifies, hashes and copies the archive."""
+        jobs: list[Future[Any]] = []  # emptied at the end: together with an error they would keep files open
+        with ThreadPoolExecutor(1) as worker:
+            jobs.append(worker.submit(self._optimise, packs_all=False))
+            jobs.append(worker.submit(self._pack, jobs))  # right after, while new weights are written
+            try:
+                self.work.record.verify()  # first: a damaged archive gets this error, not one of ONNX Runtime's
+                digest = content_digest(self.work.base, known=self.work.sha256)
+                try:
+                    return self._write(digest, lambda: jobs[0].result(), lambda: jobs[1].result())
+                except OnnxError:  # perhaps of a model of some nodes alone, of which this way has none
+                    return self._write(digest, lambda: self._optimise(packs_all=True), lambda: None)
+            finally:
+                jobs.clear()
+
+    def _optimise(self, *, packs_all: bool) -> list[TunedGraph]:
+        base, arguments = Record(self.work.base), (self.target, self.folder, self.threads, packs_all)
+        with files.refusals(self.work.dest):
+            return [TunedGraph.from_model(base, module, *arguments) for module in self.modules]
+
+    def _pack(self, jobs: list[Future[Any]]) -> None:
+        with files.refusals(self.work.dest):
+            for tuned_graph in jobs[0].result():
+                tuned_graph.pack()
+
+    def _write(self, digest: str, new: Callable[[], list[TunedGraph]], pack: Callable[[], object]) -> TuneReport:
+        """Write the archive with the graphs of other machines and the new ones, and the models beside it.
+
+        `digest` is the untuned content digest; `new` waits for the new graphs, `pack` for the sizes of packed forms.
+        """
+        work = self.work
+        others = [t for t in work.part.targets if t.target != self.target] if work.part is not None else []
+        with work.sink() as sink, ThreadPoolExecutor(1) as hashing:
+            pool = PayloadPool(sink, work.base, hashing)
+            graphs = [*(TunedGraph.from_archive(work.record.archive, t) for t in others), *new()]
+            work.check_room(work.max_archive_size(graphs) - sink.position)
+            for tuned_graph in graphs:
+                tuned_graph.write_sources(pool)
+            pack()
+            total = work.max_archive_size(graphs)
+            work.check_room((1 + self.verify) * total - sink.position + max(g.scratch_bytes for g in graphs))
+            if self.planned is not None:
+                self.planned(total)
+            shares = _progress_by_step(self.progress, total, 2 + self.verify)
+            pool.tell, pool.total = next(shares), total
+            lapsed = self._write_part(pool, graphs)
+            pool.out.verify_written(next(shares))
+            verified = self.verify and self._same_answers(sink, next(shares))
+            work.replace_sha256(pool)
+        written = rewrite_models(self.models, work.dest, self.target.encode())
+        report = work.report(self.started, digest, written, graphs[len(others) :])
+        next(shares, None)
+        return replace(report, lapsed=lapsed, verified=verified)
+
+    def _write_part(self, pool: PayloadPool, graphs: list[TunedGraph]) -> tuple[str, ...]:
+        """Write packed forms, graphs and the index; return the ids of the keys whose signatures are left out."""
+        base, part = self.work.base, self.work.part
+        header, data = base.header, base.buffer
+        index = data[header.index_offset : header.index_offset + header.index_size]
+        before = b"".join([data[:HEADER_SIZE], index, data[-HEADER_SIZE:]]) if part is None else part.before
+        entries = stored_entries(base)
+        signatures = [a for a in entries.metadata if a.key.startswith(SIGNATURE_PREFIX)]
+        entries.metadata = [a for a in entries.metadata if not a.key.startswith(SIGNATURE_PREFIX)]
+        old_offsets = self.work.file_offsets(pool.originals if part is None else part.originals)
+        check_places(self.models, self.work.path, old_offsets, pool.out.places()[: len(pool.originals)])
+        targets = [tuned_graph.write(pool) for tuned_graph in graphs]
+        _add_part(entries, pool.put(np.frombuffer(before, np.uint8)), pool.originals, targets)
+        pool.out.finish(entries)
+        return tuple(a.key.removeprefix(SIGNATURE_PREFIX) for a in signatures)
+
+    def _same_answers(self, sink: Sink, tell: Progress) -> bool:
+        """Return True if a copy of the archive was tried and answers as the models; UnsupportedError if it does not."""
+        from .answers import same_answers  # here, because few compare them
+
+        path, cpu = os.path.join(self.folder, folders.MODEL), ["CPUExecutionProvider"]
+        with files.refusals(self.work.dest), open(path, "wb") as copy:
+            for start in range(0, sink.position, _PIECE):
+                tell(start, sink.position)
+                copy.write(sink.read_back(start, _PIECE))
+        are_same = []
+        for module in self.modules:
+            tuned_session = session(path, module=module, providers=cpu)
+            if (reason := tuning(tuned_session).reason) is not None:
+                raise UnsupportedError(f"cannot be tuned: {reason}", path=self.work.path)
+            model = session(Record(self.work.base), module=module, memory="speed", providers=cpu)
+            exact = compares_packed(onnxruntime_module())
+            are_same.append(same_answers(model, tuned_session, self.work.path, exact=exact))
+        return all(are_same)
 
 
 def untune(
@@ -229,11 +295,12 @@ def untune(
         if work.part is None:
             raise UnsupportedError("is not tuned; there is nothing to remove", path=work.path)
         work.record.verify()
-        before = Record(work.base).content_digest()
+        digest = Record(work.base).content_digest()
         pieces = list(tuned.bytes_before(work.record.archive, work.part))
-        total = pieces[-1][0] + HEADER_SIZE
-        models = work.models()
-        check_places(models, work.path, work.places(work.part.originals), tuned.places_before(work.part))
+        trailer_offset, _ = pieces[-1]
+        total = trailer_offset + HEADER_SIZE
+        models = work.linked_models()
+        check_places(models, work.path, work.file_offsets(work.part.originals), tuned.places_before(work.part))
         work.check_room(total)
         if planned is not None:
             planned(total)
@@ -246,29 +313,30 @@ def untune(
                 sink.write(data)
         if progress is not None:
             progress(total, total)
-        return work.report(started, before, rewrite_models(models, work.dest, None))
+        return work.report(started, digest, rewrite_models(models, work.dest, None))
 
 
 def _tune_remote(
-    work: Callable[..., TuneReport],
+    local_call: Callable[..., TuneReport],
     archive: Any,
     url: str,
     force: bool,
     options: Mapping[str, Any] | None,
     arguments: dict[str, Any],
 ) -> TuneReport:
+    """Call `tune` or `untune` with a scratch file as destination, and send that to the URL once it is whole."""
     started = time.perf_counter()
     place = files.place_for(url, files.check_destination(files.path_of(archive), url, force, options), options)
     with files.scratch_folder(url) as folder:
         path = os.path.join(folder, folders.MODEL)
-        report = work(archive, path, durable=False, **arguments)
+        report = local_call(archive, path, durable=False, **arguments)
         folders.copy_file(path, place, durable=True, options=options)
     return replace(report, dest=url, seconds=time.perf_counter() - started)
 
 
 @contextlib.contextmanager
 def _open_work(archive: Any, dest: Any, *, force: bool, durable: bool) -> Iterator[_Work]:
-    """Open an archive that is to be tuned or untuned, once its destination was checked; nothing is written.
+    """Check the destination, then open an archive to tune or untune, closed at the end; writes nothing.
 
     Raises:
         UnsupportedError: it is sharded, packed, remote or attached to a program, or `dest` is not a regular file.
@@ -277,65 +345,66 @@ def _open_work(archive: Any, dest: Any, *, force: bool, durable: bool) -> Iterat
     path = files.path_of(archive)
     if os.path.isdir(path):
         path = folders.archive_in(path)
-    out = path if dest is None else files.path_of(dest)
-    replaces = files.check_destination(path, dest if dest is None else out, force)
-    if dest is not None and os.path.exists(out) and not os.path.isfile(out):
-        raise UnsupportedError("a tuned archive is a regular file in a folder; name one", path=out)
-    target, _ = files.target_of(out)
+    path_out = path if dest is None else files.path_of(dest)
+    replaces = files.check_destination(path, None if dest is None else path_out, force)
+    if dest is not None and os.path.exists(path_out) and not os.path.isfile(path_out):
+        raise UnsupportedError("a tuned archive is a regular file in a folder; name one", path=path_out)
+    final_path, _ = files.target_of(path_out)
     with load_record(path) as record:
-        opened = record.archive
-        require_one_file(opened, "tuning")
-        if opened.embedded is not None:
+        archive_read = record.archive
+        require_one_file(archive_read, "tuning")
+        if archive_read.embedded is not None:
             raise UnsupportedError("is attached to a program; detach it, tune it, and attach it again", path=path)
-        if opened.source.file is None:
+        if archive_read.source.file is None:
             raise UnsupportedError("is packed, or remote; unpack or download it, and tune that", path=path)
         with located(path=path):
-            part = tuned.read_tuned(opened)
-            base = opened if part is None else tuned.untuned(opened, part)
+            part = tuned.read_tuned(archive_read)
+            base = archive_read if part is None else tuned.untuned(archive_read, part)
         yield _Work(
-            path=path, dest=target, record=record, part=part, base=base,
-            durable=durable, replaces=replaces, written=[], known={},
+            path=path, dest=final_path, record=record, part=part, base=base,
+            durable=durable, replaces=replaces, written=[], sha256={},
         )  # fmt: skip
 
 
 class _Work(NamedTuple):
-    """The work on one archive: the record, its tuned part, and `base`, the archive before that was added."""
+    """The work on one archive: the record, its tuned part, and `base`, the archive without that part."""
 
     path: str
-    dest: str
+    dest: str  # with links followed
     record: Record
     part: TunedPart | None
     base: Archive
     durable: bool
-    replaces: files.Identity | str | None  # at another destination than the archive itself
-    written: list[files.Identity]  # of the files that were written, the archive last
-    known: dict[Any, bytes]  # SHA-256 of payloads, as `content_digest` fills it in: of those read, then those written
+    replaces: files.Identity | str | None  # the file at `dest`, if that is not the archive itself
+    written: list[files.Identity]  # the files that were written, the archive last
+    sha256: dict[Any, bytes]  # of payloads by place, as `content_digest` fills it in; `replace_sha256` exchanges them
 
     @contextlib.contextmanager
     def sink(self) -> Iterator[Sink]:
-        """Yield a sink that replaces the destination at the end."""
+        """Yield a sink that replaces the destination at the end; SourceError if the archive was replaced meanwhile."""
         assert self.record.archive.source.file is not None, "it is mapped"
         path, identity = self.record.archive.source.file
-        replaces = identity if self.in_place() else self.replaces
+        replaces = identity if self.is_in_place() else self.replaces
         with files.open_sink(self.dest, durable=self.durable, replaces=replaces) as sink:
             try:
                 yield sink
             except OnnxError:
-                self.check_room(self.record.archive_nbytes)  # ONNX Runtime tells a full disk as a fault of the model
+                self.check_room(self.record.archive_nbytes)  # ONNX Runtime reports a full disk as a fault of the model
                 raise
             if files.identity_of(path) != identity:
                 raise SourceError("was replaced while it was tuned; tune it again", path=self.path)
             assert isinstance(sink, FileSink), "a regular file"
             self.written.append(sink.identity())
 
-    def models(self) -> list[LinkedModel]:
+    def linked_models(self) -> list[LinkedModel]:
         """Return the models beside the archive that have to be written again."""
-        return linked_models(self.record, Record(self.base)) if self.in_place() else []
+        return linked_models(self.record, Record(self.base)) if self.is_in_place() else []
 
-    def in_place(self) -> bool:
+    def is_in_place(self) -> bool:
         return os.path.realpath(self.path) == self.dest
 
-    def places(self, numbers: list[PayloadId]) -> Any:
+    def file_offsets(self, numbers: list[PayloadId]) -> Any:
+        """Return an array of the offsets in the archive's file of payloads by number."""
         archive = self.record.archive
         return archive.index.payloads["offset"][numbers] + np.uint64(archive.header.payload_offset)
 
@@ -348,85 +417,35 @@ class _Work(NamedTuple):
             fault = f"needs up to {nbytes} bytes on the disk, {free} are free in '{folder}'; make room there"
             raise SourceError(f"{fault}, or name an output on another disk", path=self.dest, errno=errno.ENOSPC)
 
-    def room(self, graphs: list[TunedGraph]) -> int:
-        """Return the size of the archive with a tuned part, at most."""
+    def max_archive_size(self, graphs: list[TunedGraph]) -> int:
+        """Return the bytes of the archive with a tuned part of these graphs, at most."""
         header = self.base.header
-        originals, head = len(self.base.index.payloads), header.index_size + 2 * HEADER_SIZE
-        own = sum(g.room(header.alignment) for g in graphs) + head + payload_alignment(head, header.alignment)
-        return tuned.size_before(self.record.archive) + own + PAGE + PER_ITEM * originals
+        before = header.index_size + 2 * HEADER_SIZE  # of the attribute BEFORE: header, index and trailer
+        added = sum(g.max_added_bytes(header.alignment) for g in graphs) + PER_ITEM * len(self.base.index.payloads)
+        added += before + payload_alignment(before, header.alignment) + PAGE
+        return tuned.size_before(self.record.archive) + added
 
-    def write_sources(self, pool: PayloadPool, graphs: list[TunedGraph], pack: Callable[[], object]) -> int:
-        """Write new weights, and pack one of each kind; return the archive's size, at most."""
-        self.check_room(self.room(graphs) - pool.sink.position)
-        for g in graphs:
-            g.write_sources(pool)
-        pack()
-        return self.room(graphs)
-
-    def write(
-        self,
-        pool: PayloadPool,
-        graphs: list[TunedGraph],
-        models: list[LinkedModel],
-        shares: Iterator[Progress],
-        verify: tuple[list[str], str] | None,
-    ) -> tuple[tuple[str, ...], bool]:
-        """Write what is left to write, and read the archive back.
-
-        Returns the ids of the keys whose signatures were left out, and True if the answers of all modules in `verify`
-        were compared; it names a scratch folder, too.
-        """
-        header, data = self.base.header, self.base.buffer
-        index = data[header.index_offset : header.index_offset + header.index_size]
-        head = b"".join([data[:HEADER_SIZE], index, data[-HEADER_SIZE:]]) if self.part is None else self.part.before
-        entries = stored_entries(self.base)
-        signatures = [a for a in entries.metadata if a.key.startswith(SIGNATURE_PREFIX)]
-        entries.metadata = [a for a in entries.metadata if not a.key.startswith(SIGNATURE_PREFIX)]
-        old = pool.originals if self.part is None else self.part.originals
-        check_places(models, self.path, self.places(old), pool.out.places()[: len(pool.originals)])
-        targets = [graph.write(pool) for graph in graphs]
-        _add_part(entries, pool.put(np.frombuffer(head, np.uint8)), pool.originals, targets)
-        pool.out.finish(entries)
-        pool.out.verify_written(next(shares))
-        verified = verify is not None and self._same_answers(pool.sink, *verify, next(shares))
-        places = {self.base.place(p): pool.place(p) for p in pool.originals}
-        kept = {places[at]: sha256 for at, sha256 in self.known.items() if at in places}
-        self.known.clear()
-        self.known.update(kept | {at: sha256.result() for at, sha256 in pool.sha256.items()})
-        return tuple(a.key.removeprefix(SIGNATURE_PREFIX) for a in signatures), verified
-
-    def _same_answers(self, sink: Sink, modules: list[str], folder: str, tell: Progress) -> bool:
-        """Copy the tuned archive into a folder, and compare its sessions' answers with those of the models."""
-        from .answers import same_answers  # here, because few compare them
-
-        path, cpu = os.path.join(folder, folders.MODEL), ["CPUExecutionProvider"]
-        with files.refusals(self.dest), open(path, "wb") as copy:
-            for start in range(0, sink.position, _PIECE):
-                tell(start, sink.position)
-                copy.write(sink.read_back(start, _PIECE))
-        same = []
-        for module in modules:
-            tuned_session = session(path, module=module, providers=cpu)
-            if (reason := tuning(tuned_session).reason) is not None:
-                raise UnsupportedError(f"cannot be tuned: {reason}", path=self.path)
-            model = session(Record(self.base), module=module, memory="speed", providers=cpu)
-            same.append(same_answers(model, tuned_session, self.path, exact=compares_packed(onnxruntime_module())))
-        return all(same)
+    def replace_sha256(self, pool: PayloadPool) -> None:
+        """Replace the digests of the payloads that were read by those of the payloads that were written."""
+        places = {self.base.place(number): pool.place(number) for number in pool.originals}
+        digests = {places[place]: sha256 for place, sha256 in self.sha256.items() if place in places}
+        self.sha256.clear()
+        self.sha256.update(digests | {place: sha256.result() for place, sha256 in pool.sha256.items()})
 
     def report(
         self, started: float, digest: str, models: tuple[str, ...], graphs: Sequence[TunedGraph] = ()
     ) -> TuneReport:
-        """Check that the untuned part is unchanged, and return the report; `graphs` are the new graphs."""
+        """Check that the untuned part has this content digest, and return the report; `graphs` are the new graphs."""
         with load_record(self.dest) as written:
             if written.archive.source.file is None or written.archive.source.file[1][:3] != self.written[-1][:3]:
                 fault = "was replaced by another saver as soon as it was written"
                 raise SourceError(f"{fault}; look at the file there, and tune it again", path=self.dest)
             part = tuned.read_tuned(written.archive)
             base = written if part is None else Record(tuned.untuned(written.archive, part))
-            if (now := content_digest(base.archive, known=self.known)) != digest:
+            if (now := content_digest(base.archive, known=self.sha256)) != digest:
                 fault = f"its content digest was {digest}, that of its untuned part is {now}"
                 raise IntegrityError(f"{fault}; the disk or the memory is failing", path=self.dest)
-            after = digest if part is None else content_digest(written.archive, known=self.known)
+            after = digest if part is None else content_digest(written.archive, known=self.sha256)
             targets = tuned.targets_of(written.archive)
         return TuneReport(
             source=self.path,
@@ -448,7 +467,7 @@ class _Work(NamedTuple):
 
 
 def _add_part(entries: Entries, before: PayloadId, originals: list[PayloadId], targets: list[dict[str, Any]]) -> None:
-    """Add the modules and attributes of a tuned part."""
+    """Add a tuned part to an archive's entries: a module of an unused name, in it one for each target's attributes."""
     modules = entries.modules
     used = {m.name for m in modules} | {n for n, p in zip(entries.names, entries.parents, strict=True) if p == 0}
     used |= {a.key for a in entries.attributes if a.parent == 0}
@@ -462,19 +481,20 @@ def _add_part(entries: Entries, before: PayloadId, originals: list[PayloadId], t
     own = {tuned.BEFORE: before, tuned.PAYLOADS: originals}
     entries.attributes += [AttributeEntry(key, top, i, value) for i, (key, value) in enumerate(own.items())]
     for i, attributes in enumerate(targets):
-        number = len(modules)
+        module = len(modules)
         modules.append(ModuleEntry(f"{name}.{i}", len(str(i)), top, len(own) + i, kind, tuned.TARGET_TYPE))
-        entries.attributes += [AttributeEntry(key, number, p, v) for p, (key, v) in enumerate(attributes.items())]
+        pairs = enumerate(attributes.items())
+        entries.attributes += [AttributeEntry(key, module, place, value) for place, (key, value) in pairs]
 
 
-def _shares(progress: Progress | None, size: int, steps: int) -> Iterator[Progress]:
-    """Yield a callback for each step of the work, each of so many bytes; the end tells the last."""
+def _progress_by_step(progress: Progress | None, size: int, steps: int) -> Iterator[Progress]:
+    """Yield a callback for each step, of `size` bytes whatever it writes; reports 0 before, all bytes at the end."""
     tell = progress or (lambda *_: None)
 
-    def tell_share(done: int, of: int | None, start: int) -> None:
-        tell(start + size * min(done, of or 1) // (of or 1), steps * size)
+    def tell_step(done: int, total: int | None, start: int) -> None:
+        tell(start + size * min(done, total or 1) // (total or 1), steps * size)
 
     tell(0, steps * size)
     for step in range(steps):
-        yield partial(tell_share, start=step * size)
+        yield partial(tell_step, start=step * size)
     tell(steps * size, steps * size)

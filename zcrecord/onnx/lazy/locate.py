@@ -35,12 +35,12 @@ STEP = 1 << 12  # bytes; read first after a move, and passed by reading rather t
 
 
 def open_model(path: str) -> OpenFile:
-    """Return a model's file; SourceError if it is missing, not a regular file, or unreadable."""
+    """Open a model's file; SourceError if it is missing, not a regular file, or unreadable."""
     fault = "not a regular file, and only values in one can be read on demand; convert it instead"
-    kind = stat.S_IFREG
-    with contextlib.suppress(OSError):  # opening it tells the reason
-        kind = os.stat(path).st_mode
-    if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):  # before it is opened: a pipe would wait for its writer
+    mode = stat.S_IFREG
+    with contextlib.suppress(OSError):  # `open_source` raises it with its reason, as for a folder
+        mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # before it is opened: a pipe would wait for its writer
         raise SourceError(fault, path=path)
     stream, nbytes = open_source(path)
     with stream:
@@ -61,7 +61,7 @@ class ModelFiles:
     A reference of None stands for the model's own file. Threads share it without a lock.
 
     Attributes:
-        mappings: those that are alive.
+        mappings: the mappings of files that are alive.
     """
 
     def __init__(self, model: OpenFile, folder: ModelFolder) -> None:
@@ -81,7 +81,7 @@ class ModelFiles:
         return path
 
     def mapped(self, reference: ExternalReference | None, offset: int, nbytes: int) -> Bytes | None:
-        """Return a read-only view of some bytes; None if views keep too many files mapped already."""
+        """Return a read-only view of a range of a reference's file; None if views keep too many files mapped."""
         if reference is None:
             return self._model.octets(self.mappings)[offset : offset + nbytes]
         octets = self._mapped.get(reference.location)
@@ -105,13 +105,13 @@ class ModelFiles:
 
 def release(mappings: weakref.WeakSet[Any]) -> bool:
     """Unmap each mapping that no view uses; return True if no mapping is left."""
-    gone = True
+    are_closed = True
     for mapping in list(mappings):
         try:
             mapping.close()
         except BufferError:  # a view lives
-            gone = False
-    return gone
+            are_closed = False
+    return are_closed
 
 
 class LocatedTensor(NamedTuple):
@@ -138,46 +138,50 @@ def find_tensors(file: OpenFile, skeleton: Skeleton | None = None) -> tuple[list
     return sink.named, sink.located
 
 
-def read(files: ModelFiles, e: LocatedTensor, *, mmap: bool) -> Bytes:
-    """Return the bytes of a tensor: a read-only view of its file if possible and `mmap` allows it, else a copy."""
-    if not e.nbytes:
+def read(files: ModelFiles, tensor: LocatedTensor, *, mmap: bool) -> Bytes:
+    """Return a tensor's bytes: a read-only view of its file if possible and `mmap` allows it, else a copy."""
+    if not tensor.nbytes:
         return aligned_empty(0)
-    return _read_stored(files, e, mmap) if e.offset >= 0 else _decode(files, e)
+    return _read_stored(files, tensor, mmap) if tensor.offset >= 0 else _decode(files, tensor)
 
 
-def is_aligned(e: LocatedTensor) -> bool:
+def is_aligned(tensor: LocatedTensor) -> bool:
     """Return True if the tensor lies in a file at a multiple of its item size."""
-    return e.offset >= 0 and not e.offset % max(1, e.dtype.bits // 8)
+    return tensor.offset >= 0 and not tensor.offset % max(1, tensor.dtype.bits // 8)
 
 
-def is_as_stored(files: ModelFiles, e: LocatedTensor) -> bool:
-    """Return True if the tensor's bytes lie together in a file and are canonical; reads bools and last bytes."""
-    if e.offset < 0:
+def is_as_stored(files: ModelFiles, tensor: LocatedTensor) -> bool:
+    """Return True if the tensor's bytes lie together in a file and are canonical; reads no more than it must."""
+    if tensor.offset < 0:
         return False
-    file = files.file_of(e.reference)
-    start = 0 if e.dtype.onnx == BOOL else e.nbytes - 1 if _padding_bits(e) else e.nbytes
-    return start == e.nbytes or _is_canonical(e, file.read(e.offset + start, e.nbytes - start))
+    checked = tensor.nbytes if tensor.dtype.onnx == BOOL else 1 if _padding_bits(tensor) else 0  # bytes at the end
+    if not checked:
+        return True
+    data = files.file_of(tensor.reference).read(tensor.offset + tensor.nbytes - checked, checked)
+    return _is_canonical(tensor, data)
 
 
-def _padding_bits(e: LocatedTensor) -> int:
-    return -prod(e.shape) * e.dtype.bits % 8 if e.dtype.packed else 0
+def _padding_bits(tensor: LocatedTensor) -> int:
+    """Return the number of bits after the last element of a packed tensor."""
+    return -prod(tensor.shape) * tensor.dtype.bits % 8 if tensor.dtype.packed else 0
 
 
-def _is_canonical(e: LocatedTensor, data: Bytes) -> bool:
-    if e.dtype.onnx == BOOL:
+def _is_canonical(tensor: LocatedTensor, data: Bytes) -> bool:
+    """Return True if bools are 0 or 1, or padding bits 0; `data` are all bytes of bools, the last one at least."""
+    if tensor.dtype.onnx == BOOL:
         return int(data.max()) <= 1
-    return not int(data[-1]) >> (8 - _padding_bits(e))
+    return not int(data[-1]) >> (8 - _padding_bits(tensor))
 
 
-def _read_stored(files: ModelFiles, e: LocatedTensor, mmap: bool) -> Bytes:
-    if mmap and is_aligned(e):
-        data = files.mapped(e.reference, e.offset, e.nbytes)
-        if data is not None and _is_canonical(e, data):
+def _read_stored(files: ModelFiles, tensor: LocatedTensor, mmap: bool) -> Bytes:
+    if mmap and is_aligned(tensor):
+        data = files.mapped(tensor.reference, tensor.offset, tensor.nbytes)
+        if data is not None and _is_canonical(tensor, data):
             return data
-    data = files.file_of(e.reference).read(e.offset, e.nbytes)
-    if e.dtype.onnx == BOOL:
+    data = files.file_of(tensor.reference).read(tensor.offset, tensor.nbytes)
+    if tensor.dtype.onnx == BOOL:
         np.minimum(data, 1, out=data)
-    elif unused := _padding_bits(e):
+    elif unused := _padding_bits(tensor):
         data[-1] &= 0xFF >> unused
     return data
 
@@ -258,16 +262,18 @@ class _LocatingSink(TensorSink):
 def _located(
     t: TensorMessage, kind: DType, shape: tuple[int, ...], reference: ExternalReference | None, run: tuple[int, int]
 ) -> LocatedTensor:
+    """Return the place of a finished tensor's values; `run` is the offset and size of the last run of them."""
     if reference is not None:
         return LocatedTensor(kind, shape, reference.length, "external_data", reference.offset, reference)
-    v, field = t.values, FIELDS.get(t.values.field, "")
+    values, field = t.values, FIELDS.get(t.values.field, "")
     nbytes = t.expected()  # of strings, those of the table of their ends
     if not nbytes:
         return LocatedTensor(kind, shape, 0, field)
+    run_offset, run_nbytes = run
     if kind is STRING:
-        nbytes += align_up(v.nbytes, 8)
-    elif run[1] == v.nbytes and not v.unread:
-        return LocatedTensor(kind, shape, nbytes, field, run[0])
+        nbytes += align_up(values.nbytes, 8)
+    elif run_nbytes == values.nbytes and not values.unread:  # the run is all, stored bytes
+        return LocatedTensor(kind, shape, nbytes, field, run_offset)
     return LocatedTensor(kind, shape, nbytes, field, parts=tuple(t.parts))
 
 
@@ -279,21 +285,22 @@ class _MemorySink(ValueSink):
     filled: int = 0
 
     def write(self, data: Any) -> None:
-        new = np.frombuffer(data, np.uint8)[: len(self.octets) - self.filled]
-        self.octets[self.filled : self.filled + len(new)] = new
-        self.filled += len(new)
+        fitting = np.frombuffer(data, np.uint8)[: len(self.octets) - self.filled]
+        self.octets[self.filled : self.filled + len(fitting)] = fitting
+        self.filled += len(fitting)
 
 
-def _decode(files: ModelFiles, e: LocatedTensor) -> Bytes:
+def _decode(files: ModelFiles, tensor: LocatedTensor) -> Bytes:
+    """Read a tensor's messages again, and return its decoded values; SourceError if the model was changed since."""
     model = files.file_of(None)
-    reader = _RandomAccessReader(model.read_at, max(end for _, end in e.parts))
-    memory = _MemorySink(aligned_empty(e.nbytes))
+    reader = _RandomAccessReader(model.read_at, max(end for _, end in tensor.parts))
+    memory = _MemorySink(aligned_empty(tensor.nbytes))
     tensors = TensorReader(reader, memory)
-    t = TensorMessage(Scope(MODEL, None, 0, 0), 0, 0, e.parts[0][0])
-    for start, end in e.parts:
+    message = TensorMessage(Scope(MODEL, None, 0, 0), 0, 0, tensor.parts[0][0])
+    for start, end in tensor.parts:
         reader.move(start)
-        tensors.read(t, end)
-    shape = tensors.finish(t)
-    if (t.dtype, shape, memory.filled) != (e.dtype, e.shape, e.nbytes):
+        tensors.read(message, end)
+    shape = tensors.finish(message)
+    if (message.dtype, shape, memory.filled) != (tensor.dtype, tensor.shape, tensor.nbytes):
         raise SourceError("was changed since it was scanned; scan it again", path=model.path)
     return memory.octets

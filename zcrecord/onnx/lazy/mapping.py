@@ -238,20 +238,22 @@ class OnnxTensors(Mapping[str, Any]):
         with located(path=self._path):
             return write_small_model(self._path, names, files, self._entries, dest, **options)
 
-    def _info(self, name: str, e: LocatedTensor) -> OnnxTensorInfo:
-        file = self._open_files().locate(e.reference)
-        offset = e.offset if e.offset >= 0 else None
-        copied = e.nbytes > 0 and (not self._mmap or not is_aligned(e))
-        return OnnxTensorInfo(name, e.dtype, e.shape, file, offset, e.nbytes, e.field, copied)
+    def _info(self, name: str, tensor: LocatedTensor) -> OnnxTensorInfo:
+        file = self._open_files().locate(tensor.reference)
+        offset = tensor.offset if tensor.offset >= 0 else None
+        copied = tensor.nbytes > 0 and (not self._mmap or not is_aligned(tensor))
+        return OnnxTensorInfo(name, tensor.dtype, tensor.shape, file, offset, tensor.nbytes, tensor.field, copied)
 
-    def _value(self, name: str, e: LocatedTensor) -> Any:
+    def _value(self, name: str, tensor: LocatedTensor) -> Any:
         files = self._open_files()
         try:
-            data = read(files, e, mmap=self._mmap)
+            data = read(files, tensor, mmap=self._mmap)
             data.setflags(write=False)
-            if e.dtype is STRING:
-                return StringTensor(data, e.shape)
-            return PackedTensor(data, e.dtype, e.shape) if e.dtype.packed else np.ndarray(e.shape, e.dtype.numpy, data)
+            if tensor.dtype is STRING:
+                return StringTensor(data, tensor.shape)
+            if tensor.dtype.packed:
+                return PackedTensor(data, tensor.dtype, tensor.shape)
+            return np.ndarray(tensor.shape, tensor.dtype.numpy, data)
         except RecordError as error:
             raise error.located(path=self._path, tensor=name) from error.__cause__
 

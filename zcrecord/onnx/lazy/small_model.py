@@ -100,22 +100,22 @@ class _SmallModel:
         return parts
 
     def _values(self, tensor: Initializer) -> Any:
-        """Return a reference to a tensor's values, or the values themselves."""
-        e: LocatedTensor = tensor.value
+        """Return a reference to a tensor's values, or the values themselves, as `place` of `graph.filled`."""
+        entry: LocatedTensor = tensor.value
         with located(tensor=self.names[tensor.number]):
-            if tensor.outside and e.offset % self.alignment == 0 and is_as_stored(self.files, e):
-                return encode_reference(self._location(e), e.offset, e.nbytes)
-            if e.dtype is STRING:
-                texts = StringTensor(read(self.files, e, mmap=False), e.shape).strings()
+            if tensor.outside and entry.offset % self.alignment == 0 and is_as_stored(self.files, entry):
+                return encode_reference(self._location(entry), entry.offset, entry.nbytes)
+            if entry.dtype is STRING:
+                texts = StringTensor(read(self.files, entry, mmap=False), entry.shape).strings()
                 fields = b"".join(encode_field(STRING_DATA, text) for text in texts)
                 self.inlined += len(fields)
                 return fields
-            self.inlined += e.nbytes
-            return values_or_deferred(e.nbytes, lambda: (read(self.files, e, mmap=False).data,))
+            self.inlined += entry.nbytes
+            return values_or_deferred(entry.nbytes, lambda: (read(self.files, entry, mmap=False).data,))
 
-    def _location(self, e: LocatedTensor) -> str:
+    def _location(self, entry: LocatedTensor) -> str:
         """Return the path, relative to the small model, of a tensor's file, which is checked the first time."""
-        file = self.files.file_of(e.reference)
+        file = self.files.file_of(entry.reference)
         if file.path not in self.locations:
             file.check_current()
             self.locations[file.path] = location_from(self.dest, file.path)

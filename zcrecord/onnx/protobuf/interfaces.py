@@ -33,20 +33,22 @@ class ModelInterface(NamedTuple):
     version: int  # of the IR
     inputs: list[tuple[str, bytes]]
     outputs: list[tuple[str, bytes]]
-    initial: set[str]  # names of initializers
+    initializers: set[str]  # their names
 
     def required(self) -> list[tuple[str, bytes]]:
         """Return the inputs that a caller has to feed."""
-        return [value for value in self.inputs if value[0] not in self.initial]
+        return [(name, kind) for name, kind in self.inputs if name not in self.initializers]
 
     def defaults(self) -> list[tuple[str, bytes]]:
         """Return the inputs that a caller may feed, or leave at their defaults."""
-        return [value for value in self.inputs if value[0] in self.initial and self.version >= OVERRIDABLE]
+        if self.version < OVERRIDABLE:
+            return []
+        return [(name, kind) for name, kind in self.inputs if name in self.initializers]
 
     def joined(self, graph: ModelInterface) -> ModelInterface:
         """Return the interface of the model with another graph merged into its own, as protobuf merges them."""
         inputs, outputs = self.inputs + graph.inputs, self.outputs + graph.outputs
-        return ModelInterface(self.version, inputs, outputs, self.initial | graph.initial)
+        return ModelInterface(self.version, inputs, outputs, self.initializers | graph.initializers)
 
 
 def interface_of(model: Any) -> ModelInterface:
@@ -69,40 +71,41 @@ def graph_interface_of(graph: Any) -> ModelInterface:
 
 
 def difference(model: ModelInterface, graph: ModelInterface) -> str | None:
-    """Return the first difference of another graph's interface from the model's, as the end of a sentence.
+    """Return the first difference of another graph's interface from the model's, as the end of a sentence; or None.
 
     The other graph may have the type or shape of an output that the model leaves open.
     """
-    pairs = {
+    values_by_kind = {
         "input": (model.required(), graph.required()),
         "output": (model.outputs, graph.outputs),
         "input with a default": (model.defaults(), graph.defaults()),
     }
-    for kind, (in_model, in_graph) in pairs.items():
-        a, b = dict(in_model), dict(in_graph)
-        for verb, left, right in (("has", b, a), ("lacks", a, b)):
-            if more := [name for name in left if name not in right]:
-                return f"{verb} the {kind} '{printable(more[0], 60)}'{f' and {len(more) - 1} more' * (len(more) > 1)}"
+    for kind, (in_model, in_graph) in values_by_kind.items():
+        model_types, graph_types = dict(in_model), dict(in_graph)
+        for verb, names, others in (("has", graph_types, model_types), ("lacks", model_types, graph_types)):
+            if differing := [name for name in names if name not in others]:
+                more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
+                return f"{verb} the {kind} '{printable(differing[0], 60)}'{more}"
         if [name for name, _ in in_model] != [name for name, _ in in_graph]:
             return f"has the {kind}s in another order"
-        for (name, one), (_, two) in zip(in_model, in_graph, strict=True):
-            if one != two and not _same_type(one, two, exact=kind != "output"):
+        for (name, expected), (_, actual) in zip(in_model, in_graph, strict=True):
+            if expected != actual and not _is_same_type(expected, actual, may_add=kind == "output"):
                 return f"has the {kind} '{printable(name, 60)}' with another type or shape"
     return None
 
 
-def _same_type(one: bytes, two: bytes, *, exact: bool) -> bool:
-    """Return True if two types are equal or, unless `exact`, the other one has more fields."""
-    a, b = (_plain(ProtobufReader(data), len(data), _TYPES, 0) for data in (one, two))
-    return a == b or (not exact and _includes(b, a))
+def _is_same_type(expected: bytes, actual: bytes, *, may_add: bool) -> bool:
+    """Return True if two TypeProtos are equal or, if it `may_add` fields, the actual one has all of the expected."""
+    a, b = (_fields_of_type(ProtobufReader(data), len(data), _TYPES, 0) for data in (expected, actual))
+    return a == b or (may_add and _includes(b, a))
 
 
-def _includes(more: Any, less: Any) -> bool:
+def _includes(larger: Any, smaller: Any) -> bool:
     """Return True if a type has all fields of another one, but for the names of open dimensions."""
-    if not isinstance(less, tuple):
-        return bool(more == less)
-    for tag in {tag for tag, _ in less} - {_OPEN}:
-        few, many = ([value for t, value in fields if t == tag] for fields in (less, more))
+    if not isinstance(smaller, tuple):
+        return bool(larger == smaller)
+    for tag in {tag for tag, _ in smaller} - {_OPEN}:
+        few, many = ([value for t, value in fields if t == tag] for fields in (smaller, larger))
         if len(few) != len(many) or not all(map(_includes, many, few)):
             return False
     return True
@@ -113,38 +116,38 @@ def without_constant_inputs(model: Any) -> bytes:
     interface = interface_of(model)
     if interface.version >= OVERRIDABLE:
         return bytes(model)
-    skeleton, number = Skeleton(), 0
+    skeleton, input_names = Skeleton(), iter([name for name, _ in interface.inputs])
     reader = ProtobufReader(model, skeleton)
     for start, tag, value in reader.fields():
         if tag != _GRAPH:
             continue
         end, mark = reader.offset + value, reader.open(start, tag, value)
-        for place, inner, nbytes in reader.fields(end):
-            if inner == _INPUT:
-                if interface.inputs[number][0] in interface.initial:
-                    reader.drop(place)
-                    reader.advance(nbytes)
-                    reader.keep()
-                number += 1
+        for field_start, field_tag, nbytes in reader.fields(end):
+            if field_tag == _INPUT and next(input_names) in interface.initializers:
+                reader.drop(field_start)
+                reader.advance(nbytes)
+                reader.keep()
         reader.close(mark)
     reader.finish()
     return b"".join([*skeleton.finish(), encode_varint(_VERSION), encode_varint(OVERRIDABLE)])  # the last one counts
 
 
 def _add_graph(reader: ProtobufReader, end: int, interface: ModelInterface) -> None:
+    """Add the inputs, outputs and initializers of a GraphProto that ends at an offset."""
     for _, tag, value in reader.fields(end):
-        after = reader.offset + value
+        field_end = reader.offset + value
         if tag in (_INPUT, _OUTPUT):
-            (interface.inputs if tag == _INPUT else interface.outputs).append(_value_info(reader, after))
+            (interface.inputs if tag == _INPUT else interface.outputs).append(_value_info(reader, field_end))
         elif tag == _INITIALIZER:
-            interface.initial.add(_name_of(reader, after))
+            interface.initializers.add(_tensor_name(reader, field_end))
         elif tag == _SPARSE:
-            for _, inner, nbytes in reader.fields(after):
-                if inner == _VALUES:
-                    interface.initial.add(_name_of(reader, reader.offset + nbytes))
+            for _, inner_tag, nbytes in reader.fields(field_end):
+                if inner_tag == _VALUES:
+                    interface.initializers.add(_tensor_name(reader, reader.offset + nbytes))
 
 
 def _value_info(reader: ProtobufReader, end: int) -> tuple[str, bytes]:
+    """Return the name and TypeProto of a ValueInfoProto that ends at an offset."""
     name, kind = "", b""
     for _, tag, value in reader.fields(end):
         if tag == _NAME:
@@ -154,12 +157,12 @@ def _value_info(reader: ProtobufReader, end: int) -> tuple[str, bytes]:
     return name, kind
 
 
-def _plain(reader: ProtobufReader, end: int, children: dict[int, Any], depth: int) -> tuple[Any, ...]:
+def _fields_of_type(reader: ProtobufReader, end: int, children: dict[int, Any], depth: int) -> tuple[Any, ...]:
     """Return the fields of a type, sorted by tag: equal types are equal, whatever their order of fields."""
     fields: list[tuple[int, Any]] = []
     for _, tag, value in reader.fields(end, depth):
         if tag in children:
-            fields.append((tag, _plain(reader, reader.offset + value, children[tag], depth + 1)))
+            fields.append((tag, _fields_of_type(reader, reader.offset + value, children[tag], depth + 1)))
         elif tag & 7 == VARINT:
             if children is not _DIMENSION or value < 1 << 63:  # a negative dimension is open, as one without a value
                 fields.append((tag, value))
@@ -168,7 +171,7 @@ def _plain(reader: ProtobufReader, end: int, children: dict[int, Any], depth: in
     return tuple(sorted(fields, key=lambda field: field[0]))
 
 
-def _name_of(reader: ProtobufReader, end: int) -> str:
+def _tensor_name(reader: ProtobufReader, end: int) -> str:
     name = b""
     for _, tag, value in reader.fields(end):
         if tag == _TENSOR_NAME:

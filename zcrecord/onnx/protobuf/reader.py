@@ -30,8 +30,8 @@ SLACK = 10  # readable bytes that VarintDecoder wants behind the last varint
 _LARGEST = 3 << 19  # bytes; more than most arrays that a piece of varints takes
 
 # How the 7-bit groups of a word are squeezed together, two neighbours at a time: bits that move, by how many, and the
-# length of a varint that has any. To move bits down by n is to subtract, 2^n - 1
-# times, their value at the new place from the word.
+# bytes after its first of a varint that has any. To move bits down by n is to subtract, 2^n - 1 times, their value at
+# the new place from the word.
 _STEPS = [(0x7F007F007F007F00, 1, 1), (0x3FFF00003FFF0000, 2, 2), (0x0FFFFFFF00000000, 4, 4)]
 # Bits of a word that belong to a varint, by bytes after its first.
 _MASKS = {
@@ -151,14 +151,14 @@ class ProtobufReader:
         if self.mark >= 0 and self.skeleton is not None:
             self.skeleton.tail += self.view[self.mark : self.pos]
             self.mark = 0
-        rest = self.limit - self.pos
-        self.view[:rest] = self.view[self.pos : self.limit]
+        unread = self.limit - self.pos
+        self.view[:unread] = self.view[self.pos : self.limit]
         self.base += self.pos
-        self.pos, self.limit = 0, rest
+        self.pos, self.limit = 0, unread
         while self.limit < need and not self._eof:
-            done = self.read(self.view[self.limit : WINDOW])
-            self._eof = not done
-            self.limit += done
+            count = self.read(self.view[self.limit : WINDOW])
+            self._eof = not count
+            self.limit += count
         if self._progress is not None:
             self._progress(self.base + self.limit)
         return self.limit
@@ -166,12 +166,12 @@ class ProtobufReader:
     def read(self, buffer: memoryview) -> int:
         """Read the next bytes of the stream; return their number, 0 at the end."""
         try:
-            done = self._readinto(buffer)
+            count = self._readinto(buffer)
         except OSError as error:
             raise SourceError(f"cannot read: {error.strerror or error}", errno=error.errno) from error
-        if done is None:
+        if count is None:
             raise SourceError("the source is non-blocking and has no bytes ready; make it blocking")
-        return int(done)
+        return int(count)
 
     def at_end(self) -> bool:
         """Return True if the stream has no byte left."""
@@ -180,7 +180,8 @@ class ProtobufReader:
     def header(self, end: int) -> tuple[int, int, int]:
         """Pass a field's tag and its length or varint; return the position of its start, the tag, the length or value.
 
-        `end` is the offset in the stream at which the message ends.
+        `end` is the offset in the stream at which the message ends. Bytes are looked at before it is known that the
+        buffer has them: behind its limit is slack, and `pos` past the limit is an OnnxError then, as a malformed field.
         """
         if self.limit - self.pos < HEADER and self.base + self.limit < end:
             self.fill(HEADER)
@@ -197,23 +198,23 @@ class ProtobufReader:
             pos += 1
             if value > 127:
                 value, pos = self.length(pos - 1)
-            past = pos + value
+            field_end = pos + value
         elif kind == VARINT:
             value = buffer[pos]
             pos += 1
             if value > 127:
                 value, pos = self.varint(pos - 1)
-            past = pos
+            field_end = pos
         else:
             value = 8 if kind == FIXED64 else 4 if kind == FIXED32 else 0
-            past = pos + value
+            field_end = pos + value
         if pos > self.limit:
             raise self.fail("the stream ends inside a field", start)
         if tag < 8:
             raise self.fail("a field with number 0", start)
         if kind > FIXED32:
             raise self.fail(f"field {tag >> 3} has wire type {kind}, which does not exist", start)
-        if self.base + past > end:
+        if self.base + field_end > end:
             raise self.fail(f"field {tag >> 3} reaches past the end of the message it is in", start)
         if value > MAX_LENGTH and kind == LEN:
             raise self.fail(f"field {tag >> 3} claims {value} bytes, more than protobuf's 2 GiB", start)
@@ -248,7 +249,7 @@ class ProtobufReader:
         return self.base + self.pos
 
     def fields(self, end: int = OPEN_END, depth: int = 0) -> Iterator[tuple[int, int, int]]:
-        """Yield `header` of each field up to an offset; a field that the caller does not pass is passed, and kept."""
+        """Yield the `header` of each field up to an offset; passes those fields that the caller does not."""
         if depth > MAX_NESTING:
             raise self.fail(f"messages nested more than {MAX_NESTING} deep")
         while self.base + self.pos < end:
@@ -273,6 +274,7 @@ class ProtobufReader:
             self.advance(value)
 
     def _skip_group(self, tag: int, end: int, depth: int) -> None:
+        """Pass a group up to its end tag, in a message that ends at an offset."""
         if depth > MAX_NESTING:
             raise self.fail(f"nested more than {MAX_NESTING} deep")
         while self.base + self.pos < end and not self.at_end():
@@ -303,7 +305,7 @@ class ProtobufReader:
         return bytes(self.view[self.pos - nbytes : self.pos])
 
     def chunks(self, nbytes: int) -> Iterator[memoryview]:
-        """Pass `nbytes` bytes, each chunk valid until the next is asked for."""
+        """Pass `nbytes` bytes and yield them in chunks, each valid until the next; an early end is an OnnxError."""
         while nbytes:
             count = min(nbytes, self.limit - self.pos)
             if count:
@@ -313,16 +315,16 @@ class ProtobufReader:
             elif self._piece is not None and nbytes > WINDOW:
                 piece = self._piece(min(nbytes, PIECE))
                 if not len(piece):
-                    raise self._early(nbytes)
+                    raise self._early_end(nbytes)
                 self.base += len(piece)  # nothing is left in the buffer
                 nbytes -= len(piece)
                 if self._progress is not None:
                     self._progress(self.base + self.limit)
                 yield piece
             elif not self.fill(1):
-                raise self._early(nbytes)
+                raise self._early_end(nbytes)
 
-    def _early(self, nbytes: int) -> OnnxError:
+    def _early_end(self, nbytes: int) -> OnnxError:
         return self.fail(f"the stream ends {nbytes} bytes before its tensor's values do")
 
     def drop(self, start: int) -> None:
@@ -342,7 +344,7 @@ class ProtobufReader:
         if skeleton is None:
             return None
         mark = tag, nbytes, len(skeleton) + start - self.mark, self.pos - start
-        if nbytes > WINDOW:
+        if nbytes > WINDOW:  # its header ends a part, so that `close` moves few bytes for a longer one
             self.finish()
             self.keep()
             skeleton.push()
@@ -366,7 +368,8 @@ class ProtobufReader:
 
 def read_pair(reader: ProtobufReader, end: int) -> tuple[str, str]:
     """Pass a StringStringEntryProto that ends at this offset of the stream, and return its key and value."""
-    texts = {0x0A: b"", 0x12: b""}
+    key_tag, value_tag = 1 << 3 | LEN, 2 << 3 | LEN
+    texts = {key_tag: b"", value_tag: b""}
     for _, tag, nbytes in reader.fields(end):
         if tag in texts:
             texts[tag] = reader.text(nbytes)
@@ -383,7 +386,8 @@ class VarintDecoder:
         # page fault for every 4 KiB each time. It learns from one block, of which nothing is touched.
         np.empty(_LARGEST, np.uint8)
 
-    def _room(self, name: str, count: int, kind: Any) -> Array:
+    def _array(self, name: str, count: int, kind: Any) -> Array:
+        """Return an array of kept memory, uninitialised; valid until the next call with this name."""
         memory = self._memory.get(name)
         if memory is None or len(memory) < count:
             self._memory[name] = memory = np.empty(count + (count >> 2), kind)
@@ -395,47 +399,48 @@ class VarintDecoder:
         At least SLACK bytes must follow them, and the last must be whole. A varint of more than 10 bytes gives
         ValueError with its position.
         """
-        last = np.less(data[:nbytes], 128, out=self._room("last", nbytes, np.bool_))
-        if last.all():
+        is_last = np.less(data[:nbytes], 128, out=self._array("last", nbytes, np.bool_))
+        if is_last.all():
             return data[:nbytes]
-        ends = np.flatnonzero(last)
-        starts = self._room("starts", len(ends), np.int64)
+        ends = np.flatnonzero(is_last)
+        starts = self._array("starts", len(ends), np.int64)
         starts[:1] = 0
         np.add(ends[:-1], 1, out=starts[1:])
-        longer = np.subtract(ends, starts, out=self._room("longer", len(ends), np.int64))  # bytes after the first
-        longest = int(longer.max())
-        if longest > 9:
-            raise ValueError(int(starts[longer.argmax()]))
-        size = 2 if longest < 2 else 4 if longest < 4 else 8
+        extra = np.subtract(ends, starts, out=self._array("extra", len(ends), np.int64))  # bytes after the first
+        most_extra = int(extra.max())
+        if most_extra > 9:
+            raise ValueError(int(starts[extra.argmax()]))
+        size = 2 if most_extra < 2 else 4 if most_extra < 4 else 8  # bytes of the word for a varint
         kind = np.dtype(f"u{size}").type
-        every = self._every(data, size)
-        words = np.take(every, starts, out=self._room(f"words{size}", len(starts), kind), mode="clip")
-        scratch = self._room(f"scratch{size}", len(words), kind)
-        words &= np.take(_MASKS[size], longer, out=scratch, mode="clip")
-        full = (1 << 8 * size) - 1
-        for moves, shift, since in _STEPS:
-            if longest >= since:
-                np.bitwise_and(words, kind(moves & full), out=scratch)
+        words_at = self._words_at_each_byte(data, size)
+        words = np.take(words_at, starts, out=self._array(f"words{size}", len(starts), kind), mode="clip")
+        scratch = self._array(f"scratch{size}", len(words), kind)
+        words &= np.take(_MASKS[size], extra, out=scratch, mode="clip")
+        all_bits = (1 << 8 * size) - 1
+        for moved_bits, shift, least_extra in _STEPS:
+            if most_extra >= least_extra:
+                np.bitwise_and(words, kind(moved_bits & all_bits), out=scratch)
                 scratch >>= kind(shift)
                 if shift > 1:
                     scratch *= kind((1 << shift) - 1)
                 words -= scratch
-        if longest > 7:
-            _add_tails(words, every, starts, longer)
+        if most_extra > 7:
+            _add_tails(words, words_at, starts, extra)
         return words
 
-    def _every(self, data: Array, size: int) -> Array:
+    def _words_at_each_byte(self, data: Array, size: int) -> Array:
         """Return the `size` bytes from each byte on as numbers, in aligned memory, which numpy's take needs."""
         count = len(data) - size + 1
-        every = self._room(f"every{size}", count, f"u{size}")
-        every[:] = np.ndarray((count,), f"<u{size}", data, strides=(1,))
-        return every
+        words = self._array(f"words_at{size}", count, f"u{size}")
+        words[:] = np.ndarray((count,), f"<u{size}", data, strides=(1,))
+        return words
 
 
-def _add_tails(words: Array, every: Array, starts: Array, longer: Array) -> None:
-    which = np.flatnonzero(longer > 7)
-    tails = every.take(starts.take(which) + 8)
-    tails &= _TAIL_MASKS.take(longer.take(which) - 8)
+def _add_tails(words: Array, words_at: Array, starts: Array, extra: Array) -> None:
+    """Add the bits of ninth and tenth bytes to the numbers of varints that have such bytes."""
+    long = np.flatnonzero(extra > 7)
+    tails = words_at.take(starts.take(long) + 8)
+    tails &= _TAIL_MASKS.take(extra.take(long) - 8)
     top = tails >> np.uint64(8) << np.uint64(63)
     tails <<= np.uint64(56)
-    words[which] |= tails | top
+    words[long] |= tails | top

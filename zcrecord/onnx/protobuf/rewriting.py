@@ -36,7 +36,8 @@ class ExternalTensor(NamedTuple):
         return self.rest + encode_entries(entries)
 
 
-# Its second argument is "main" or "inner" for an initializer of the main graph or of one in its nodes, else "".
+# Returns the new TensorProto, None to remove it. The second argument is "main" for an initializer of the main graph,
+# "inner" for one of a graph in its nodes, "" for any other tensor.
 Change = Callable[[ExternalTensor, str], bytes | None]
 
 
@@ -90,38 +91,37 @@ def _add_domains(reader: ProtobufReader, end: int, kind: str, domains: set[str],
 def _rewritten(
     reader: ProtobufReader, end: int, kind: str, change: Change, depth: int, place: str, inline: int | None
 ) -> bytes | None:
-    """Return a message with its tensors changed, None without a change; `place` is that of a graph in it."""
+    """Return the message of a `kind` that ends at an offset, with its tensors changed; None without a change."""
     if kind in (FUNCTION, TRAINING):
         place = ""
     elif kind == ATTRIBUTE and place:
         place = "inner"
     parts: list[Any] = []
-    begin = done = reader.pos
-    children = CHILDREN[kind]
+    begin = copied_to = reader.pos
     for start, tag, nbytes in reader.fields(end, depth):
-        if (child := children.get(tag)) is None:
+        if (child := CHILDREN[kind].get(tag)) is None:
             continue
-        after = reader.pos + nbytes
+        field_end = reader.pos + nbytes
         if child.kind == TENSOR:
-            where = place if kind == GRAPH else ""
-            tensor = _external(reader, after, inline if where else None)
+            tensor_place = place if kind == GRAPH else ""
+            tensor = _external(reader, field_end, inline if tensor_place else None)
             if tensor is None:
                 continue
-            new = change(tensor, where)
-        elif (new := _rewritten(reader, after, child.kind, change, depth + 1, place, inline)) is None:
+            changed = change(tensor, tensor_place)
+        elif (changed := _rewritten(reader, field_end, child.kind, change, depth + 1, place, inline)) is None:
             continue
-        parts.append(reader.view[done:start])
-        if new is not None:
-            parts.append(encode_field(tag >> 3, new))
-        done = after
-    return b"".join([*parts, reader.view[done:end]]) if done != begin else None
+        parts.append(reader.view[copied_to:start])
+        if changed is not None:
+            parts.append(encode_field(tag >> 3, changed))
+        copied_to = field_end
+    return b"".join([*parts, reader.view[copied_to:end]]) if copied_to != begin else None
 
 
 def _external(reader: ProtobufReader, end: int, inline: int | None = None) -> ExternalTensor | None:
-    """Return a tensor whose values are external, or longer than `inline`; None for any other."""
-    rest: list[Any] = []
+    """Return a tensor whose values are external, or more than `inline` bytes in the message; None for any other."""
+    others: list[Any] = []  # its other fields
     entries: dict[str, str] = {}
-    done = reader.pos
+    copied_to = reader.pos
     for start, tag, nbytes in reader.fields(end):
         if inline is not None and tag == RAW_DATA << 3 | LEN and nbytes > inline:
             entries |= {"offset": str(reader.pos), "length": str(nbytes)}
@@ -133,13 +133,13 @@ def _external(reader: ProtobufReader, end: int, inline: int | None = None) -> Ex
             entries[key] = value
         elif tag != _DATA_LOCATION:
             continue
-        rest.append(reader.view[done:start])
-        done = reader.pos
-    return ExternalTensor(b"".join([*rest, reader.view[done:end]]), entries) if entries else None
+        others.append(reader.view[copied_to:start])
+        copied_to = reader.pos
+    return ExternalTensor(b"".join([*others, reader.view[copied_to:end]]), entries) if entries else None
 
 
 def read_properties(stream: io.RawIOBase | io.BufferedIOBase) -> dict[str, str]:
-    """Return a model's metadata_props of less than 64 KiB; reads it once, forward, and holds none of it."""
+    """Return a model's metadata_props, each of 64 KiB at most; reads the model once, forward, and holds none of it."""
     reader = ProtobufReader(stream)
     sizes = (nbytes for _, tag, nbytes in reader.fields() if _is_pair(tag, nbytes))
     return dict(read_pair(reader, reader.offset + nbytes) for nbytes in sizes)
@@ -150,20 +150,20 @@ def without_properties(data: Any, keys: Collection[str]) -> tuple[bytes, list[tu
 
     A malformed pair stays, as `convert` took it.
     """
-    pairs: list[tuple[str, str]] = []
-    parts, done = [], 0
+    removed: list[tuple[str, str]] = []
+    parts, copied_to = [], 0
     reader = ProtobufReader(data)
     for start, tag, nbytes in reader.fields(reader.limit):
         if _is_pair(tag, nbytes):
             end = reader.pos + nbytes
             with contextlib.suppress(OnnxError):
-                pair = read_pair(reader, end)
-                if pair[0] in keys:
-                    pairs.append(pair)
-                    parts.append(reader.view[done:start])
-                    done = end
+                key, value = read_pair(reader, end)
+                if key in keys:
+                    removed.append((key, value))
+                    parts.append(reader.view[copied_to:start])
+                    copied_to = end
             reader.pos = end
-    return b"".join([*parts, reader.view[done : reader.limit]]), pairs
+    return b"".join([*parts, reader.view[copied_to : reader.limit]]), removed
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:

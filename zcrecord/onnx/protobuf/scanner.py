@@ -23,20 +23,8 @@ from zcrecord.codec.layout import MAX_RANK
 from zcrecord.errors import OnnxError, RecordError
 from zcrecord.onnx.names import ATTRIBUTE, FUNCTION, GRAPH, MODEL, NODE, OPERATOR, SPARSE, TENSOR, TRAINING, Scope, seal
 
-from .reader import (
-    FIXED32,
-    FIXED64,
-    HEADER,
-    LEN,
-    MAX_NESTING,
-    MAX_TEXT,
-    OPEN_END,
-    VARINT,
-    Array,
-    ProtobufReader,
-    Skeleton,
-    encode_varint,
-)
+from . import reader as wire
+from .reader import HEADER, LEN, MAX_NESTING, MAX_TEXT, OPEN_END, VARINT, Array, ProtobufReader, Skeleton, encode_varint
 from .tensors import BOOL, DATA_TYPE, DIMS, NAME, RAW, STRING, TensorMessage, TensorReader, ValueSink
 
 
@@ -88,7 +76,7 @@ _MANY = 1 << 14
 _ROUNDS = 200  # fields of a node
 
 # First byte of a field, when its tag and its varint take one byte each, to the bytes before its data; 0 otherwise.
-_BEFORE = {VARINT: 2, FIXED64: 9, LEN: 2, FIXED32: 5}
+_BEFORE = {VARINT: 2, wire.FIXED64: 9, LEN: 2, wire.FIXED32: 5}
 _STEP = np.array([_BEFORE.get(tag & 7, 0) if 8 <= tag < 128 else 0 for tag in range(256)])
 _INNER_STEP = np.array([0 if tag in _HOLDING else step for tag, step in enumerate(_STEP)])  # in an attribute
 _SIZED = np.array([8 <= tag < 128 and tag & 7 == LEN for tag in range(256)])
@@ -168,58 +156,60 @@ class Scanner:
     def scan(self) -> Scope:
         """Read a ModelProto to the end of the stream and return its scope."""
         root = Scope(MODEL, None, 0, 0)
-        self._message(root, OPEN_END, 0)
+        self._read_message(root, OPEN_END, 0)
         self._reader.finish()
         if root.counts is None:
             raise self._reader.fail("no graph", do="this is not an ONNX model, or only the beginning of one")
         self._finish(root)
         return root
 
-    def _message(self, scope: Scope, end: int, depth: int) -> None:
-        """Read the fields of one message up to `end`: tensors to the sink, plain nodes unread."""
+    def _read_message(self, scope: Scope, end: int, depth: int) -> None:
+        """Read the fields of one message up to an offset of the stream: tensors to the sink, plain nodes unread."""
         reader, buffer = self._reader, self._reader.buffer
         if depth > MAX_NESTING:
             raise reader.fail(f"messages nested more than {MAX_NESTING} deep", do="flatten the model")
         children, texts = CHILDREN[scope.kind], _TEXT_TAGS[scope.kind]
-        node_tag, tensor_tag, judged = _NODE_TAG.get(scope.kind, -1), _TENSOR_TAG.get(scope.kind, -1), 0
+        node_tag, tensor_tag = _NODE_TAG.get(scope.kind, -1), _TENSOR_TAG.get(scope.kind, -1)
+        examined = 0  # the offset up to which nodes were, for runs of plain ones
         while reader.base + reader.pos < end:
             if reader.pos == reader.limit and reader.at_end() and end == OPEN_END:
                 return
-            ahead = buffer[reader.pos]
-            if ahead == node_tag and depth < MAX_NESTING - 1:  # a node's attributes are one deeper
-                position = reader.base + reader.pos
-                if position >= judged:
-                    runs, judged = _plain_runs(reader, node_tag, end)
+            next_tag = buffer[reader.pos]
+            if next_tag == node_tag and depth < MAX_NESTING - 1:  # a node's attributes are one deeper
+                offset = reader.base + reader.pos
+                if offset >= examined:
+                    runs, examined = _plain_runs(reader, node_tag, end)
                     self._runs |= runs
-                past = self._runs.pop(position, 0)
-                if past:
-                    reader.pos = past - reader.base
+                if run_end := self._runs.pop(offset, 0):
+                    reader.pos = run_end - reader.base
                     continue
-            elif ahead == tensor_tag and depth < MAX_NESTING and self._pass_whole_tensors(scope, tensor_tag, end):
+            elif next_tag == tensor_tag and depth < MAX_NESTING and self._pass_whole_tensors(scope, tensor_tag, end):
                 continue
             start, tag, value = reader.header(end)
             child = children.get(tag)
             if child is None:
                 if tag in texts:
-                    scope.name(tag >> 3, reader.text(value))
+                    scope.keep_text(tag >> 3, reader.text(value))
                 elif tag & 7 != VARINT:
                     reader.skip(tag, value, end, depth)
             elif child.kind is TENSOR:
-                self._tensor(scope, child, tag, value, start, depth)
+                self._read_tensor(scope, child, tag, value, start, depth)
             else:
-                self._child(scope, child, tag, value, start, depth)
+                self._read_child(scope, child, tag, value, start, depth)
 
-    def _child(self, scope: Scope, child: ChildField, tag: int, nbytes: int, start: int, depth: int) -> None:
+    def _read_child(self, scope: Scope, child: ChildField, tag: int, nbytes: int, start: int, depth: int) -> None:
+        """Read a message of `nbytes` in a field of `scope`, whose header began at `start` of the buffer."""
         reader = self._reader
         inner = None if scope.single is None else scope.single.get(tag)
         if inner is None:
             inner = Scope(child.kind, scope, tag >> 3, scope.count(tag))
         mark = reader.open(start, tag, nbytes)
-        self._message(inner, reader.base + reader.pos + nbytes, depth + 1)
+        self._read_message(inner, reader.base + reader.pos + nbytes, depth + 1)
         reader.close(mark)
-        self._close(scope, child, tag, inner)
+        self._end(scope, child, tag, inner)
 
-    def _close(self, scope: Scope, child: ChildField, tag: int, inner: Scope | TensorMessage) -> None:
+    def _end(self, scope: Scope, child: ChildField, tag: int, inner: Scope | TensorMessage) -> None:
+        """Finish a message that was read to its end, or keep one of a singular field, as another may continue it."""
         if not child.repeated:
             scope.single = {} if scope.single is None else scope.single
             scope.single[tag] = inner
@@ -227,7 +217,7 @@ class Scanner:
             self._finish(inner)
 
     def _finish(self, message: Scope | TensorMessage) -> None:
-        """Finish the tensors in singular fields, into which nothing can be merged any more."""
+        """Finish a tensor, or those in a message's singular fields: nothing can be merged into them any more."""
         if isinstance(message, Scope):
             for inner in (message.single or {}).values():
                 self._finish(inner)
@@ -238,13 +228,13 @@ class Scanner:
         except RecordError as error:
             raise error.located(tensor=message.label or None, offset=message.offset) from error.__cause__
 
-    def _tensor(self, scope: Scope, child: ChildField, tag: int, nbytes: int, start: int, depth: int) -> None:
-        """Read one TensorProto, or a further part of one."""
+    def _read_tensor(self, scope: Scope, child: ChildField, tag: int, nbytes: int, start: int, depth: int) -> None:
+        """Read one TensorProto, or a further part of one; the arguments are those of `_read_child`."""
         reader = self._reader
         if depth >= MAX_NESTING:
             raise reader.fail(f"messages nested more than {MAX_NESTING} deep", do="flatten the model")
         t = None if scope.single is None else scope.single.get(tag)
-        again = t is not None
+        is_further_part = t is not None
         if t is None:
             t = TensorMessage(scope, tag >> 3, scope.count(tag), reader.base + start)
             self._sink.start(t)
@@ -252,17 +242,18 @@ class Scanner:
         body = reader.base + reader.pos
         t.parts.append((body, body + nbytes))
         self._tensors.read(t, body + nbytes, depth + 1)
-        if not again and reader.skeleton is not None:
+        if not is_further_part and reader.skeleton is not None:
             reader.drop(reader.pos)
             self._sink.stub(t, reader.skeleton)
             reader.keep()
         reader.close(mark)
-        self._close(scope, child, tag, t)
+        self._end(scope, child, tag, t)
 
     def _pass_whole_tensors(self, scope: Scope, tag: int, end: int) -> bool:
         """Pass the next tensors that have dims, data_type, name and raw_data alone; return True if there was any.
 
-        Exporters write little else. A tensor that differs, or is not buffered whole, is left to `_tensor`.
+        Exporters write little else. A tensor that differs, or is not buffered whole, is left to `_read_tensor`. Lengths
+        and dims of one and two bytes are decoded in place, since a call for each would cost more than all else here.
         """
         reader, add = self._reader, self._sink.add_whole
         buffer, view, varint, length = reader.buffer, reader.view, reader.varint, reader.length
@@ -323,7 +314,8 @@ class Scanner:
 def _plain_runs(reader: ProtobufReader, tag: int, end: int) -> tuple[dict[int, int], int]:
     """Return the next runs of plain nodes, offset -> end; and the offset up to which nodes were examined.
 
-    `end` is the offset at which their message ends, `tag` that of their field, one byte.
+    A plain node holds neither tensor nor graph. `end` is the offset at which the nodes' message ends, `tag` that of
+    their field, one byte.
     """
     buffer, pos, limit = reader.buffer, reader.pos, min(reader.limit, end - reader.base)
     starts: list[int] = []
@@ -337,51 +329,55 @@ def _plain_runs(reader: ProtobufReader, tag: int, end: int) -> tuple[dict[int, i
         pos = start + nbytes
         starts.append(start)
         ends.append(pos)
-    looked = reader.base + max(pos, reader.pos + 1)
+    examined = reader.base + max(pos, reader.pos + 1)
     if len(starts) < _FEW:
-        return {}, looked
-    plain = _plain(np.frombuffer(reader.view, np.uint8), np.array(starts), np.array(ends))
-    edges = np.flatnonzero(np.diff(plain, prepend=False, append=False)).tolist()
+        return {}, examined
+    are_plain = _are_plain(np.frombuffer(reader.view, np.uint8), np.array(starts), np.array(ends))
+    edges = np.flatnonzero(np.diff(are_plain, prepend=False, append=False)).tolist()
     bounds = [reader.base + reader.pos, *(reader.base + e for e in ends)]
-    return {bounds[a]: bounds[b] for a, b in zip(edges[0::2], edges[1::2], strict=True)}, looked
+    return {bounds[first]: bounds[end] for first, end in zip(edges[0::2], edges[1::2], strict=True)}, examined
 
 
-def _plain(data: Array, starts: Array, ends: Array) -> npt.NDArray[np.bool_]:
+def _are_plain(data: Array, starts: Array, ends: Array) -> npt.NDArray[np.bool_]:
     """Return True for each node in [start, end) of `data` that certainly is plain and well formed."""
-    plain = np.zeros(len(starts), bool)
-    which = np.arange(len(starts))
+    are_plain = np.zeros(len(starts), bool)
+    nodes = np.arange(len(starts))  # undecided ones; with an element for each, the next four arrays
     pos, stop = starts, ends  # stop: of the attribute a node is in, otherwise of the node
     inside = np.zeros(len(starts), bool)  # an attribute
     for _ in range(_ROUNDS):
         leaving = inside & (pos == stop)
-        stop = np.where(leaving, ends[which], stop)
+        stop = np.where(leaving, ends[nodes], stop)
         inside &= ~leaving
-        plain[which[~inside & (pos == stop)]] = True
-        on = pos < stop
-        which, pos, stop, inside = which[on], pos[on], stop[on], inside[on]
-        if len(which) < _FEW:
+        are_plain[nodes[~inside & (pos == stop)]] = True
+        unfinished = pos < stop
+        nodes, pos, stop, inside = nodes[unfinished], pos[unfinished], stop[unfinished], inside[unfinished]
+        if len(nodes) < _FEW:
             break
-        pos, stop, inside, good = _advance(data, pos, stop, inside)
-        which, pos, stop, inside = which[good], pos[good], stop[good], inside[good]
-    return plain
+        pos, stop, inside, may_be_plain = _advance(data, pos, stop, inside)
+        nodes, pos = nodes[may_be_plain], pos[may_be_plain]
+        stop, inside = stop[may_be_plain], inside[may_be_plain]
+    return are_plain
 
 
 def _advance(data: Array, pos: Array, stop: Array, inside: Array) -> tuple[Array, Array, Array, Array]:
-    """Pass one field of each node, or step into an attribute; return the new places, and which nodes go on."""
+    """Pass one field of each node, or step into an attribute.
+
+    Returns the new `pos`, `stop` and `inside` of `_are_plain`, and True for each node that may still be plain.
+    """
     tag, first, second = data.take(pos), data.take(pos + 1), data.take(pos + 2)
     step = np.where(inside, _INNER_STEP.take(tag), _STEP.take(tag))
-    sized = _SIZED.take(tag)
-    wide = sized & (first > 127)
-    length = np.where(sized, first & 127, 0) + np.where(wide, second.astype(np.int64) << 7, 0)
-    good = (step > 0) & ~(wide & (second > 127))
-    typed = inside & (tag == _TYPE) & (first == 1) & (second < 128)
-    body = pos + np.where(typed, 3, step + wide)
+    has_length = _SIZED.take(tag)
+    is_wide = has_length & (first > 127)  # a length of two bytes, or more
+    length = np.where(has_length, first & 127, 0) + np.where(is_wide, second.astype(np.int64) << 7, 0)
+    may_be_plain = (step > 0) & ~(is_wide & (second > 127))
+    is_type = inside & (tag == _TYPE) & (first == 1) & (second < 128)
+    body = pos + np.where(is_type, 3, step + is_wide)
     (long,) = np.nonzero(_VARINTS.take(tag) & (first > 127))
     if len(long):  # a negative number takes 10 bytes
-        last = data.take(pos[long, None] + np.arange(2, 11)) < 128
-        body[long] += last.argmax(1) + 1
-        good[long] &= last.any(1)
+        is_last = data.take(pos[long, None] + np.arange(2, 11)) < 128
+        body[long] += is_last.argmax(1) + 1
+        may_be_plain[long] &= is_last.any(1)
     entering = ~inside & (tag == _ATTRIBUTE)
-    past = body + length
-    good = (good | typed) & (past <= stop)
-    return np.where(entering, body, past), np.where(entering, past, stop), inside | entering, good
+    end = body + length
+    may_be_plain = (may_be_plain | is_type) & (end <= stop)
+    return np.where(entering, body, end), np.where(entering, end, stop), inside | entering, may_be_plain

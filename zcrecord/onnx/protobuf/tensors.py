@@ -178,7 +178,7 @@ class TensorReader:
         while reader.base + reader.pos < end:
             start, tag, value = reader.header(end)
             if tag == DIMS:
-                self._dim(t, value)
+                self._add_dim(t, value)
             elif tag == DATA_TYPE:
                 if before not in (0, value & 0xFFFFFFFF):
                     raise self.fail(f"data_type {before} in one part, and {value & 0xFFFFFFFF} in another", start)
@@ -186,11 +186,11 @@ class TensorReader:
             elif tag == NAME:
                 t.name = reader.text(value)
             elif tag in _VALUES:
-                self._value(t, tag, value, start, end)
+                self._read_values(t, tag, value, start, end)
             elif tag in (_EXTERNAL_DATA, _DATA_LOCATION):
                 reader.drop(start)
                 if tag == _EXTERNAL_DATA:
-                    self._entry(t, reader.base + reader.pos + value)
+                    self._read_entry(t, reader.base + reader.pos + value)
                 elif value > _EXTERNAL:
                     fault = f"data_location {value} is neither DEFAULT nor EXTERNAL"
                     raise reader.fail(fault, start, do="upgrade zcrecord")
@@ -198,7 +198,7 @@ class TensorReader:
                     t.external = value == _EXTERNAL
                 reader.keep()
             elif tag == _DIMS_PACKED:
-                self._packed_dims(t, value)
+                self._read_packed_dims(t, value)
             elif tag == _SEGMENT:
                 advice = "join the segments and export the model again"
                 raise reader.fail("it is one segment of a tensor, which is not supported", start, do=advice)
@@ -207,30 +207,31 @@ class TensorReader:
         if t.values.early:
             self._write_early(t)
 
-    def _dim(self, t: TensorMessage, value: int) -> None:
+    def _add_dim(self, t: TensorMessage, value: int) -> None:
         t.dims.append(value if value < 1 << 63 else value - (1 << 64))
         if len(t.dims) > MAX_RANK:
             raise self._reader.fail(f"more than {MAX_RANK} dimensions", do="reshape the tensor")
 
-    def _packed_dims(self, t: TensorMessage, nbytes: int) -> None:
+    def _read_packed_dims(self, t: TensorMessage, nbytes: int) -> None:
         reader = self._reader
-        data = reader.text(min(nbytes, 10 * MAX_RANK + 10))
+        data = reader.text(min(nbytes, 10 * MAX_RANK + 10))  # one dim more than allowed, of 10 bytes each, is refused
         pos = reader.pos - len(data)
         while pos < reader.pos:
             value, pos = reader.varint(pos)
-            self._dim(t, value)
+            self._add_dim(t, value)
         if pos > reader.pos:
             raise reader.fail("dims end inside a varint")
 
-    def _entry(self, t: TensorMessage, end: int) -> None:
+    def _read_entry(self, t: TensorMessage, end: int) -> None:
         key, text = read_pair(self._reader, end)
         t.entries = {} if t.entries is None else t.entries
-        if key in t.entries or len(t.entries) == _MAX_ENTRIES:
-            fault = f"external_data key '{printable(key)}' twice" if key in t.entries else "too many external_data keys"
-            raise self.fail(fault)
+        if key in t.entries:
+            raise self.fail(f"external_data key '{printable(key)}' twice")
+        if len(t.entries) == _MAX_ENTRIES:
+            raise self.fail("too many external_data keys")
         t.entries[key] = text
 
-    def _value(self, t: TensorMessage, tag: int, value: int, start: int, end: int) -> None:
+    def _read_values(self, t: TensorMessage, tag: int, value: int, start: int, end: int) -> None:
         """Pass and store one value field: a run or a single element, and the single ones that follow.
 
         `start` is the reader's position of its header, `end` the offset at which the tensor's message ends.
@@ -238,77 +239,78 @@ class TensorReader:
         reader, number, kind = self._reader, tag >> 3, tag & 7
         reader.drop(start)
         if kind != LEN or value or number in (RAW_DATA, STRING_DATA):  # an empty run is no value
-            self._claim(t, number, start)
+            self._claim_field(t, number, start)
             if kind == LEN or t.values.early:
                 self._write_early(t)  # in order
             if number == RAW_DATA:
-                self._raw(t, value)
+                self._read_raw(t, value)
             elif number == STRING_DATA:
-                self._string(t, value)
+                self._read_string(t, value)
             elif number in (FLOAT_DATA, DOUBLE_DATA):
                 self._read_floats(t, tag, value, end)
             elif kind == LEN:
                 self._read_packed_run(t, number, value)
             else:
-                self._single(t, tag, value, end)
+                self._read_varints(t, tag, value, end)
         reader.keep()
 
     def fail(self, fault: str, pos: int | None = None) -> OnnxError:
         """Return the error for a fault of a tensor, at a position of the reader."""
         return self._reader.fail(fault, pos, do=_AGAIN)
 
-    def _claim(self, t: TensorMessage, number: int, start: int) -> None:
-        """Note the field that the values come in; refuse another, raw_data twice, and values after the payload."""
-        v = t.values
-        if v.field and (v.field != number or number == RAW_DATA):
-            twice = "twice" if v.field == number else f"besides {FIELDS[v.field]}"
+    def _claim_field(self, t: TensorMessage, number: int, start: int) -> None:
+        """Note the field of the values, at `start`; OnnxError for another one, raw_data twice, or a closed payload."""
+        values = t.values
+        if values.field and (values.field != number or number == RAW_DATA):
+            twice = "twice" if values.field == number else f"besides {FIELDS[values.field]}"
             raise self.fail(f"{FIELDS[number]} {twice}; values come in one field, once", start)
-        if v.closed:
+        if values.closed:
             raise self.fail("values in two places, with those of another tensor in between", start)
-        v.field = number
+        values.field = number
         if t.data_type and t.data_type not in _TYPES[number]:
-            raise self._mismatch(t)
+            raise self._wrong_field(t)
 
-    def _mismatch(self, t: TensorMessage) -> OnnxError:
+    def _wrong_field(self, t: TensorMessage) -> OnnxError:
         if t.dtype is None:
-            return self._unknown(t)
+            return self._unknown_type(t)
         field = " or ".join(FIELDS[n] for n, types in _TYPES.items() if t.data_type in types)
         return self.fail(f"{t.dtype.name} keeps its values in {field}, got {FIELDS[t.values.field]}")
 
-    def _unknown(self, t: TensorMessage) -> OnnxError:
+    def _unknown_type(self, t: TensorMessage) -> OnnxError:
         fault = f"data_type {t.data_type} is not known here" if t.data_type else "no data_type"
         return self._reader.fail(fault, do=f"{_AGAIN}, or upgrade zcrecord")
 
     def write(self, t: TensorMessage, data: Any, estimate: int = 0) -> None:
-        """Make stored bytes, a flat bytes-like, canonical, and append them to the tensor's payload."""
-        v = t.values
+        """Make values in stored form canonical, and append them to the payload, of about `estimate` bytes in all."""
+        values = t.values
         if self._open is not t:
             self._begin(t, estimate or len(data))
-        v.nbytes += len(data)
+        values.nbytes += len(data)
         if not t.data_type or t.data_type == BOOL:
             octets = np.frombuffer(data, np.uint8)
             top = int(octets.max(initial=0))
             if not t.data_type:
-                v.top = max(v.top, top)  # refused if they turn out to be bools
+                values.top = max(values.top, top)  # refused if they turn out to be bools
             elif top > 1:
                 data = (octets != 0).view(np.uint8).data
         if not len(data):
             return
-        if v.last_byte >= 0:
-            self._sink.write(bytes([v.last_byte]))
-            v.last_byte = -1
+        if values.last_byte >= 0:
+            self._sink.write(bytes([values.last_byte]))
+            values.last_byte = -1
         if t.packed:  # the last byte of all may have pad bits to clear
-            v.last_byte = data[-1]
+            values.last_byte = data[-1]
             data = data[:-1]
         self._sink.write(data)
 
     def count(self, t: TensorMessage, nbytes: int) -> None:
-        """Count stored bytes of a tensor that are not written."""
+        """Count bytes as values of a tensor without writing any: those of external data that are not copied."""
         self._begin(t, nbytes)
         t.values.nbytes += nbytes
         t.values.last_byte = 0 if t.packed else -1
 
     def _begin(self, t: TensorMessage, estimate: int) -> None:
+        """Begin the tensor's payload, of about so many bytes, unless it is open; closes another one."""
         if self._open is not t:
             self.close_open()
             self._sink.begin(t, max(estimate, t.expected()))
@@ -324,7 +326,7 @@ class TensorReader:
         reader.advance(nbytes)
         return True
 
-    def _raw(self, t: TensorMessage, nbytes: int) -> None:
+    def _read_raw(self, t: TensorMessage, nbytes: int) -> None:
         if not self._pass_unread(t, nbytes, nbytes):
             for chunk in self._reader.chunks(nbytes):
                 self.write(t, chunk, nbytes)
@@ -342,7 +344,7 @@ class TensorReader:
         elif nbytes % size:
             raise self.fail(f"{FIELDS[number]} of {nbytes} bytes, not a multiple of {size}")
         else:
-            self._raw(t, nbytes)
+            self._read_raw(t, nbytes)
 
     def _is_next(self, tag: int, end: int) -> bool:
         """Return True if the next field of the message that ends at this offset is buffered, and has this tag."""
@@ -350,14 +352,15 @@ class TensorReader:
         return reader.pos < reader.limit and reader.base + reader.pos < end and reader.buffer[reader.pos] == tag
 
     def _read_packed_run(self, t: TensorMessage, number: int, nbytes: int) -> None:
+        """Decode a packed run of varints, or keep it until its data_type is known."""
         if t.data_type or number == INT64_DATA:
-            self._varints(t, number, nbytes)
+            self._decode_run(t, number, nbytes)
         else:
             early = self._keep_early(t, self._reader.chunks(nbytes), nbytes)
             if early[-1] > 127:  # the next bytes belong to another run
                 raise self._reader.fail(f"{FIELDS[number]} ends inside a varint")
 
-    def _varints(self, t: TensorMessage, number: int, nbytes: int) -> None:
+    def _decode_run(self, t: TensorMessage, number: int, nbytes: int) -> None:
         """Decode a packed run of varints piece by piece."""
         if self._pass_unread(t, nbytes, 0):
             t.values.unread += nbytes
@@ -380,6 +383,7 @@ class TensorReader:
             reader.pos = end
 
     def _decode_varints(self, t: TensorMessage, number: int, data: Any, nbytes: int) -> Any:
+        """Return `nbytes` bytes of varints, with SLACK behind them, as the bytes that are stored."""
         try:
             numbers = self._decoder.decode(data, nbytes)
         except ValueError as error:
@@ -388,8 +392,7 @@ class TensorReader:
         return self._to_stored_form(t, number, numbers)
 
     def _to_stored_form(self, t: TensorMessage, number: int, numbers: Any) -> Any:
-        """Return decoded varints as the bytes that are stored."""
-        v = t.values
+        """Return decoded varints as the bytes that are stored; OnnxError for one out of the type's range."""
         if number == INT64_DATA:
             return numbers.astype("<u8", copy=False).view(np.uint8).data
         if number == UINT64_DATA:
@@ -397,33 +400,34 @@ class TensorReader:
                 raise self._out_of_range(t, int(numbers.max()))
             return numbers.astype("<u4" if t.data_type == UINT32 else "<u8", copy=False).view(np.uint8).data
         try:
-            values = _narrow(numbers, *_INT32_FORMS[t.data_type])
+            elements = _narrow(numbers, *_INT32_FORMS[t.data_type])
         except ValueError as error:
             raise self._out_of_range(t, int(error.args[1])) from None
         kind = dtypes.by_onnx[t.data_type]
         if kind.packed and 8 % kind.bits:  # one to an entry: they are packed here
-            values = values if v.rest is None else np.concatenate((v.rest, values))
-            whole = len(values) & -8
-            v.rest, values = values[whole:], pack_bits(values[:whole], kind.bits)
-        return values.view(np.uint8).data
+            rest = t.values.rest
+            elements = elements if rest is None else np.concatenate((rest, elements))
+            whole = len(elements) & -8
+            t.values.rest, elements = elements[whole:], pack_bits(elements[:whole], kind.bits)
+        return elements.view(np.uint8).data
 
     def _out_of_range(self, t: TensorMessage, value: int) -> OnnxError:
         name = dtypes.by_onnx[t.data_type].name
         return self.fail(f"{FIELDS[t.values.field]} holds {value}, out of range for {name}")
 
     def _keep_early(self, t: TensorMessage, chunks: Iterable[Any], nbytes: int) -> bytearray:
-        """Keep varints until the data_type comes that explains them; return all that are kept."""
-        v = t.values
-        early = v.early = bytearray() if v.early is None else v.early
+        """Keep varints until the data_type comes that explains them; return all that are kept, not a copy."""
+        values = t.values
+        early = values.early = bytearray() if values.early is None else values.early
         if nbytes + len(early) > MAX_EARLY:
-            fault = f"more than {MAX_EARLY} bytes of {FIELDS[v.field]} before the data_type that explains them"
+            fault = f"more than {MAX_EARLY} bytes of {FIELDS[values.field]} before the data_type that explains them"
             raise self.fail(fault)
         for chunk in chunks:
             early += chunk
         return early
 
-    def _single(self, t: TensorMessage, tag: int, value: int, end: int) -> None:
-        """Store a varint and the single ones that follow."""
+    def _read_varints(self, t: TensorMessage, tag: int, value: int, end: int) -> None:
+        """Store a varint that was read, and the single ones that follow."""
         reader, number, values = self._reader, tag >> 3, [value]
         while len(values) < _TOGETHER and self._is_next(tag, end):
             values.append(reader.header(end)[2])
@@ -433,26 +437,26 @@ class TensorReader:
             data = b"".join(map(encode_varint, values))
             self._keep_early(t, (data,), len(data))
 
-    def _string(self, t: TensorMessage, nbytes: int) -> None:
-        v = t.values
-        if v.ends is None:
-            v.ends = array("Q", [0])
+    def _read_string(self, t: TensorMessage, nbytes: int) -> None:
+        values = t.values
+        if values.ends is None:
+            values.ends = array("Q", [0])
         self._begin(t, nbytes)
         if not self._pass_unread(t, nbytes, 0):
             for chunk in self._reader.chunks(nbytes):
                 self._sink.write(chunk)
-        v.nbytes += nbytes
-        v.ends.append(v.nbytes)
+        values.nbytes += nbytes
+        values.ends.append(values.nbytes)
 
     def _write_early(self, t: TensorMessage) -> None:
         """Decode and write the values that were kept until the data_type came."""
-        v = t.values
-        if v.early and t.data_type:
-            if t.data_type not in _TYPES[v.field]:
-                raise self._mismatch(t)
-            early, v.early = v.early, None
+        values = t.values
+        if values.early and t.data_type:
+            if t.data_type not in _TYPES[values.field]:
+                raise self._wrong_field(t)
+            early, values.early = values.early, None
             data = np.frombuffer(early + bytes(SLACK), np.uint8)
-            self.write(t, self._decode_varints(t, v.field, data, len(early)))
+            self.write(t, self._decode_varints(t, values.field, data, len(early)))
 
     def close_open(self) -> None:
         """Finish the payload that is open."""
@@ -460,60 +464,64 @@ class TensorReader:
             self._close(self._open)
 
     def _finish_values(self, t: TensorMessage) -> None:
-        v = t.values
-        if v.rest is not None and len(v.rest):
-            kind, rest, v.rest = t.dtype, v.rest, None
+        """Pack and write the elements of less than a byte that are left over."""
+        values = t.values
+        if values.rest is not None and len(values.rest):
+            kind, rest, values.rest = t.dtype, values.rest, None
             bits = kind.bits if kind is not None and kind.packed else 8  # of another type it is refused later
             self.write(t, pack_bits(rest, bits).data)
 
     def _close(self, t: TensorMessage) -> None:
-        v = t.values
+        """End the open payload: with a table of strings' ends, or a last byte, its bits after the last element zero."""
+        values = t.values
         self._finish_values(t)
-        if v.ends is not None:
-            self._sink.write(bytes(-v.nbytes % 8))
-            self._sink.write(np.frombuffer(v.ends, np.uint64).astype("<u8", copy=False).view(np.uint8))
-        elif v.last_byte >= 0:
+        if values.ends is not None:
+            self._sink.write(bytes(-values.nbytes % 8))
+            self._sink.write(np.frombuffer(values.ends, np.uint64).astype("<u8", copy=False).view(np.uint8))
+        elif values.last_byte >= 0:
             used = prod(t.dims) * t.dtype.bits % 8 if t.dtype is not None and t.dtype.packed else 0
-            self._sink.write(bytes([v.last_byte & ((1 << used) - 1) if used else v.last_byte]))
-            v.last_byte = -1
-            v.stored = t.data_type, prod(t.dims)
-        v.payload = self._sink.end()
-        v.closed = True
+            self._sink.write(bytes([values.last_byte & ((1 << used) - 1) if used else values.last_byte]))
+            values.last_byte = -1
+            values.stored = t.data_type, prod(t.dims)
+        values.payload = self._sink.end()
+        values.closed = True
         self._open = None
 
     def finish(self, t: TensorMessage) -> tuple[int, ...]:
-        """Check a whole tensor against its shape, finish its payload and return the shape."""
-        v, shape = t.values, self._shape(t)
+        """Check a whole tensor, finish its payload and return its shape; OnnxError if type and values do not fit."""
+        values, shape = t.values, self._checked_shape(t)
         self._write_early(t)
         self._finish_values(t)
-        if v.field and t.data_type not in _TYPES[v.field]:
-            raise self._mismatch(t)
+        if values.field and t.data_type not in _TYPES[values.field]:
+            raise self._wrong_field(t)
         self._check_count(t)
         if self._open is t:
             self._close(t)
-        if v.top > 1 and t.data_type == BOOL:
+        if values.top > 1 and t.data_type == BOOL:
             raise self.fail("bools other than 0 and 1 before the data_type that explains them")
-        if v.stored is not None and v.stored not in ((t.data_type, -1), (t.data_type, prod(shape)), (0, -1)):
+        unchanged = (t.data_type, -1), (t.data_type, prod(shape)), (0, -1)
+        if values.stored is not None and values.stored not in unchanged:
             raise self.fail("data_type or shape change after the values")
         return shape
 
     def _check_count(self, t: TensorMessage) -> None:
-        v, unit, need = t.values, "bytes", t.expected()
-        least = most = v.nbytes
+        """Raise OnnxError unless the value count fits the shape, or may: unread varints are not counted."""
+        values, unit, need = t.values, "bytes", t.expected()
+        least = most = values.nbytes
         if t.data_type == STRING:
-            least = most = len(v.ends) - 1 if v.ends is not None else 0
+            least = most = len(values.ends) - 1 if values.ends is not None else 0
             unit, need = "strings", prod(t.dims)
-        elif v.unread:
-            least, most = max(1, v.nbytes), v.nbytes + _WIDEST * v.unread
+        elif values.unread:
+            least, most = max(1, values.nbytes), values.nbytes + _WIDEST * values.unread
         if not least <= need <= most:
             kind = dtypes.by_onnx[t.data_type].name
-            where = FIELDS[v.field] if v.field else "external data" if t.external else "no value field"
-            got = f"{least} to {most}" if v.unread else str(least)
-            raise self.fail(f"{kind} of shape {t.dims} takes {need} {unit}, got {got} in {where}")
+            field = FIELDS[values.field] if values.field else "external data" if t.external else "no value field"
+            got = f"{least} to {most}" if values.unread else str(least)
+            raise self.fail(f"{kind} of shape {t.dims} takes {need} {unit}, got {got} in {field}")
 
-    def _shape(self, t: TensorMessage) -> tuple[int, ...]:
+    def _checked_shape(self, t: TensorMessage) -> tuple[int, ...]:
         if t.dtype is None:
-            raise self._unknown(t)
+            raise self._unknown_type(t)
         if min(t.dims, default=0) < 0:
             raise self.fail(f"a negative dimension in {t.dims}")
         if prod(d for d in t.dims if d) * max(1, t.dtype.bits // 8) > MAX_ARCHIVE_SIZE:
@@ -524,7 +532,7 @@ class TensorReader:
 def _narrow(values: Array, kind: str, low: int, high: int) -> Array:
     """Return the values of int32_data, cut to 32 bits as by every protobuf parser, as the type that is stored.
 
-    A value outside the type's range is a ValueError with its index and the value.
+    `kind`, `low` and `high` are those of `_int32_form`. A value out of range is a ValueError: its index and the value.
     """
     if values.dtype.itemsize > 4:
         values = values.astype(np.uint32)
