@@ -276,9 +276,8 @@ def _onnx2zc_tuned(args: Arguments) -> int:
     with writing(args.source), contextlib.ExitStack() as stack:
         new_path = final_path = args.dest
         if to_folder:  # a new one is written elsewhere, and renamed at the end
-            final_path = os.path.join(args.dest, MODEL)
             folder = model_folder(args.source, args.dest, force=args.force, durable=args.durable)
-            new_path = stack.enter_context(folder)
+            new_path, final_path = stack.enter_context(folder), os.path.join(args.dest, MODEL)
         scratch = os.path.join(stack.enter_context(scratch_folder(new_path)), MODEL)
         return run_conversion(args, convert_to_scratch, _onnx_facts, *_ONNX_OPTIONS, tune=tune_to_dest)
 

@@ -19,8 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> int:
         args = parse_zcrecord(arguments)
-        status: int = COMMANDS[args.command].function()(args)
-        return status
+        return int(COMMANDS[args.command].function()(args))
 
     with interrupted_once(last=arguments is None):
         return run_command("zcrecord", work)

@@ -92,10 +92,7 @@ def _fault_json(result: _JobResult) -> dict[str, str]:
 
 
 def _run_jobs(jobs: list[Job], count: int, add_result: Callable[[_JobResult], None]) -> None:
-    """Run all jobs, `count` at a time, and call `add_result` for each; temporary faults are tried again at the end.
-
-    Each worker process is a pool of its own, so that a job does not fail if another job's process is killed.
-    """
+    """Run all jobs, `count` at a time, and call `add_result` for each; temporary faults are tried again at the end."""
     waiting = deque((job, 1) for job in jobs)  # with the number of the next try
     running: dict[Future[Outcome], tuple[Job, int, ProcessPoolExecutor]] = {}
     with _ending_workers():
@@ -133,7 +130,7 @@ def _error_line(job: Job, error: BaseException, tries: int) -> str:
 
 
 def _new_worker() -> ProcessPoolExecutor:
-    """Return a pool of one process, which starts with its first job."""
+    """Return a pool of one process, which starts with its first job: one that is killed breaks no other's pool."""
     return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker)
 
 

@@ -105,10 +105,7 @@ def _tensor_sums(record: Record) -> dict[str, Any]:
 
 
 def _other_files(record: Record) -> dict[str, Any]:
-    """Return the files of a catalogue, or those that an archive of references names, with sizes, under that kind.
-
-    Of references also return the bytes of the payloads in each file, and in the archive itself.
-    """
+    """Return the other files of a catalogue or an archive of references, with their bytes, under that kind."""
     neither: dict[str, Any] = {"catalogue": None, "references": None}
     source = record.archive.source
     if not source.file_names:

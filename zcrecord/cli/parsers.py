@@ -33,10 +33,7 @@ class Arguments(argparse.Namespace):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser without abbreviations.
-
-    `declare` declares its arguments when they are first needed, so that only the module of one command is imported.
-    """
+    """A parser without abbreviations; `declare` adds its arguments when needed, so that few modules are imported."""
 
     def __init__(self, *, declare: Callable[[Parser], None] | None = None, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
@@ -135,10 +132,7 @@ def zcrecord_parser() -> Parser:
 
 
 def parse_zcrecord(arguments: Sequence[str] | None) -> Arguments:
-    """Return the arguments of `zcrecord`.
-
-    Patterns may follow options; argparse before Python 3.13 refuses that.
-    """
+    """Return the arguments of `zcrecord`. Patterns may follow options, which argparse before Python 3.13 refuses."""
     parser = zcrecord_parser()
     args = Arguments()
     _, unknown = parser.parse_known_args(arguments, args)
@@ -158,10 +152,7 @@ def onnx2zc_parser(declare: Callable[[Parser], None]) -> Parser:
 
 
 def choose_dest(args: Arguments, old_suffixes: tuple[str, ...], new_suffix: str) -> None:
-    """Set OUT, if it was not given, to the source's name with another suffix; refuse a source without such a name.
-
-    With other old suffixes than its own, a source's suffix is replaced; without old suffixes the new one is added.
-    """
+    """Set OUT, if it was not given, to the source's name with the new suffix instead of an old one; or refuse that."""
     if args.dest is not None:
         return
     name = str(args.source)
@@ -177,7 +168,7 @@ def choose_dest(args: Arguments, old_suffixes: tuple[str, ...], new_suffix: str)
             args.refuse("OUT is required if the source is a pipe; - is standard output")
     for suffix in old_suffixes:
         name = name.removesuffix(suffix)
-    has_other_suffix = bool(old_suffixes) and name == args.source
+    has_other_suffix = bool(old_suffixes) and name == args.source  # which is replaced, whatever it is
     if has_other_suffix and not new_suffix:
         args.refuse(f"OUT is required if IN does not end in {old_suffixes[0]}")
     path = Path(name)

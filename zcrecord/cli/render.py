@@ -134,10 +134,7 @@ class Printer:
         self.console().print(Text(title, style="bold"), grid, sep="\n")
 
     def table(self, columns: Sequence[Column], rows: Iterable[tuple[str, ...]]) -> None:
-        """Print rows under headings; into a pipe, lines of cells separated by tabs.
-
-        If the terminal is too narrow, the last columns are left out.
-        """
+        """Print rows under headings, the first columns if not all fit; into a pipe, lines of cells and tabs."""
         if not self.pretty:
             for row in rows:
                 self.line("\t".join(row))
@@ -225,10 +222,7 @@ def showing_progress(label: str, printer: Printer) -> Iterator[Progress]:
 
 
 def _progress_lines(label: str, printer: Printer) -> Progress:
-    """Return a progress callback that prints a line every ten seconds.
-
-    The clock starts with the first call, because imports take longer than many conversions.
-    """
+    """Return a progress callback that prints a line every ten seconds after its first call: imports take long."""
     started = due = -math.inf
 
     def progress(done: int, total: int | None) -> None:

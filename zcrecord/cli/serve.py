@@ -88,8 +88,7 @@ def serve(args: Arguments) -> int:
     runtime = web_runtime(args.onnxruntime_web)
     with _listen(args.host, args.port) as listening:
         app = _application(web, files, runtime, is_local=is_loopback(args.host))
-        _, port, *_ = listening.getsockname()
-        url = _url(args.host, port)
+        url = _url(args.host, listening.getsockname()[1])
         fault = "error: a fault of serve itself, {}; please report it"
         with _reporting_faults(lambda reason: print_message("zcrecord", fault.format(reason))):
             signal_number = asyncio.run(_run(web, app, listening, lambda: _announce(args, url)))

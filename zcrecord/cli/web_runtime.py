@@ -68,11 +68,10 @@ def web_runtime(folder: str | os.PathLike[str] | None) -> WebRuntime:
         builds = {name: [file._asdict() for file in files] for name, files in BUILDS.items()}
         return WebRuntime({"url": CDN, "version": VERSION, "builds": builds}, {}, CDN)
     names = [file.name for files in BUILDS.values() for file in files]
-    dist = Path(folder) / "dist"  # in the npm package; its files alone will do
-    place = dist if (dist / names[0]).is_file() else Path(folder)
-    if missing := [name for name in names if not (place / name).is_file()]:
+    dist = next((p for p in (Path(folder), Path(folder) / "dist") if (p / names[0]).is_file()), Path(folder))
+    if missing := [name for name in names if not (dist / name).is_file()]:
         advice = f"npm install onnxruntime-web@{VERSION} makes one, node_modules/onnxruntime-web"
         fault = f"is no folder of onnxruntime-web: it has no {missing[0]}; {advice}"
         raise SourceNotFoundError(fault, path=os.fspath(folder))
     local = {name: [{"name": file.name} for file in files] for name, files in BUILDS.items()}
-    return WebRuntime({"url": _LOCAL, "builds": local}, {_LOCAL + name: place / name for name in names}, "")
+    return WebRuntime({"url": _LOCAL, "builds": local}, {_LOCAL + name: dist / name for name in names}, "")

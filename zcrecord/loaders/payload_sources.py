@@ -146,10 +146,7 @@ class PayloadSources:
         return piece
 
     def _expect(self, number: int, grid: ByteGrid | None, name: str) -> tuple[bool, memoryview | None]:
-        """Plan to read a box of a payload for a tensor `name`; with `grid` None this was planned already.
-
-        Returns whether the bytes are checked as they are read, and the payload if it is in memory.
-        """
+        """Plan to read a box (None: planned already); return True if it will be checked, and a payload in memory."""
         if not self._archive.source.is_remote:
             if number not in self._checks and not self._as_views and self._archive.mode == "r":
                 self._checks[number] = BlockCheck.of(self._piece(number), name)

@@ -160,10 +160,7 @@ def _memory_of(file: RemoteFile, first: memoryview) -> tuple[Memory, RangeSet]:
 
 
 def open_ranges(url: str, open_memory: OpenOther, cache: Any, options: Mapping[str, Any] | None) -> Archive:
-    """Open the file behind a URL, of any type, by a function; only its first bytes are in memory.
-
-    The cache keeps payloads that have a digest.
-    """
+    """Open a file of any type behind a URL by a function, its first bytes in memory; caches payloads with digests."""
     file = remote_file(url, options)
     if isinstance(file, str):
         raise UnsupportedError("is a local file, which an archive behind a URL cannot name", path=file)

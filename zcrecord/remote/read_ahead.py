@@ -253,9 +253,10 @@ class ReadAhead:
     def _finish_payload(self, row: PayloadRange, progress: _PayloadProgress) -> None:
         """Compare a payload's complete digest; keep the cache entry if it matches, else drop it and raise."""
         progress.is_checked = progress.running_digest.digest() == progress.checksum.expected
-        if progress.entry is not None and progress.is_checked:
-            progress.entry.keep()
-        if not progress.is_checked:
+        if progress.is_checked:
+            if progress.entry is not None:
+                progress.entry.keep()
+        else:
             if progress.entry is not None:
                 progress.entry.drop()
             self._memory.check_same()
