@@ -57,6 +57,7 @@ SHELLS = [
         ("zcrecord unp", ["unpack"]),
         ("zcrecord ls --sort s", ["saved", "size"]),
         ("zcrecord ls mod", ["model.onnx"]),
+        ("zcrecord consolidate mod", ["model.onnx"]),
         ("zcrecord edit --drop-", ["--drop-metadata"]),
         ("onnx2zc mod", ["model.onnx"]),
     ],

@@ -122,7 +122,7 @@ fleet.convert_one = convert
 signal.signal(signal.SIGTERM, fleet._end_worker)
 with contextlib.suppress(BaseException):  # as the pool does
     if sys.argv[1] == "in a job":
-        fleet._work(None)
+        fleet._run_job(None)
     os.kill(os.getpid(), signal.SIGTERM)
 os._exit(99)
 """

@@ -50,6 +50,6 @@ def test_no_table_is_wider_than_the_terminal(command: str, columns: int, monkeyp
 
 
 def test_last_columns_are_left_out_first() -> None:
-    columns = [Column("name", least=20), Column("size", "right"), Column("note", least=12), Column("end")]
+    columns = [Column("name", min_width=20), Column("size", "right"), Column("note", min_width=12), Column("end")]
     row = ("n" * 50, "9" * 12, "x" * 40, "e" * 10)
     assert [count_fitting(columns, [row], width) for width in (60, 59, 48, 47, 10)] == [4, 3, 3, 2, 2]

@@ -64,8 +64,8 @@ def test_a_mapped_file_that_is_gone_is_loaded_and_what_is_at_its_path_is_left_al
 
     advised: list[Any] = []
     monkeypatch.setattr(load, "c_function", lambda *_: not_cached)
-    monkeypatch.setattr(load, "_STEP", 1 << 20)
-    monkeypatch.setattr(load, "_BEHIND", 1 << 20)
+    monkeypatch.setattr(load, "_DROP_STEP", 1 << 20)
+    monkeypatch.setattr(load, "_DROP_LAG", 1 << 20)
     monkeypatch.setattr(os, "posix_fadvise", lambda *arguments: advised.append(arguments))
     record = load_record(path)
     record.load_into("host")

@@ -21,8 +21,8 @@ from zcrecord import IntegrityError, SourceError
 from zcrecord.loaders import load_into
 from zcrecord.loaders.torch import TorchLoader
 from zcrecord.remote.file import RemoteFile, Request
-from zcrecord.remote.on_demand import OnDemandMemory, PayloadRange
-from zcrecord.remote.ranges import RangeSet
+from zcrecord.remote.on_demand import OnDemandMemory
+from zcrecord.remote.ranges import PayloadRange, RangeSet
 from zcrecord.remote.read_ahead import ReadAhead
 
 MIB = 1 << 20

@@ -22,7 +22,7 @@ import zcrecord
 from tools.range_server import Server, serving
 from zcrecord import FormatError, IntegrityError
 from zcrecord.codec.layout import HEADER_SIZE, decode_header
-from zcrecord.remote.on_demand import PayloadRange
+from zcrecord.remote.ranges import PayloadRange
 from zcrecord.remote.read_ahead import ReadAhead
 
 MIB = 1 << 20

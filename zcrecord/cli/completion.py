@@ -13,8 +13,8 @@ from zcrecord.errors import missing_package
 from .convert import onnx2zc_arguments
 from .parsers import Arguments, Parser, onnx2zc_parser, zcrecord_parser
 
-_FILES = {"A", "ARCHIVE", "B", "FILE", "IN", "KEY", "OUT", "PACKED", "PROGRAM", "PUB"}
-_FOLDERS = {"DIR"}
+_FILES = {"A", "ARCHIVE", "B", "CHECKPOINT", "FILE", "IN", "KEY", "OUT", "PACKED", "PROGRAM", "PUB", "SOURCE"}
+_FOLDERS = {"DIR", "FOLDER"}
 
 
 def completion_arguments(parser: Parser) -> None:
@@ -31,17 +31,18 @@ def completion(args: Arguments) -> int:
         raise missing_package("shtab", extra="completion") from error
     parsers = zcrecord_parser(), onnx2zc_parser(onnx2zc_arguments)
     for parser in parsers:
-        _mark_files(parser.declared(), shtab)
+        _mark_files(parser.with_arguments(), shtab)
     print("\n".join(shtab.complete(parser, shell=args.shell) for parser in parsers))
     return 0
 
 
 def _mark_files(parser: Any, shtab: Any) -> None:
-    """Mark the arguments that are files or folders for shtab, those of subcommands included."""
-    for action in vars(parser)["_actions"]:
-        metavar = str(action.metavar)
-        if metavar in _FILES or metavar in _FOLDERS:
-            action.complete = shtab.FILE if metavar in _FILES else shtab.DIRECTORY
+    """Have shtab complete paths for the arguments of a parser, and of its subcommands, that are files or folders."""
+    for action in vars(parser)["_actions"]:  # argparse has no public list of them
+        if action.metavar in _FILES:
+            action.complete = shtab.FILE
+        elif action.metavar in _FOLDERS:
+            action.complete = shtab.DIRECTORY
         if isinstance(action.choices, dict):
             for command in action.choices.values():
-                _mark_files(command.declared(), shtab)
+                _mark_files(command.with_arguments(), shtab)

@@ -18,7 +18,7 @@ from zcrecord.storage.folders import MODEL, model_folder, takes_folder
 from .endings import writing
 from .parsers import Arguments, Parser, choose_dest, natural, size
 from .render import NO_TENSORS, Printer, count_text, name_text, printers, showing_progress
-from .stdio import binary, check_file, name_of, source_of
+from .stdio import binary_stream, check_file, name_of, source_of
 from .tune import print_tuning, run_tuning
 
 _ONNX_OPTIONS = "alignment", "allow_links", "select", "exclude", "verify", "dry_run"
@@ -28,17 +28,17 @@ def convert_arguments(parser: Parser) -> None:
     """Declare the arguments of `zcrecord convert`."""
     from zcrecord.formats import FORMATS  # here, because other commands do not convert
 
-    read = ", ".join(name for name, row in FORMATS.items() if row.reads)
-    written = ", ".join(name for name, row in FORMATS.items() if row.writes)
+    readable = ", ".join(name for name, row in FORMATS.items() if row.reads)
+    writable = ", ".join(name for name, row in FORMATS.items() if row.writes)
     parser.description = f"""Convert a model to an archive (zcr), or an archive to another format. Formats to read:
-        {read}. Formats to write: {written}. The first bytes of IN give its format, the suffix of OUT gives that of
+        {readable}. Formats to write: {writable}. The first bytes of IN give its format, the suffix of OUT gives that of
         OUT. - is standard input or standard output. With --jobs, every model below the folder or URL IN becomes an
         archive of its own below OUT; without, a folder is one model."""
     parser.add_argument("source", metavar="IN", help="a file, or a folder with one model in it; - for standard input")
     parser.add_argument("dest", metavar="OUT", help="a file or a URL such as s3://bucket/m.zcr; - for standard output")
-    about = f"format of IN, if its first bytes and its suffix do not give it: {read}"
+    about = f"format of IN, if its first bytes and its suffix do not give it: {readable}"
     parser.add_argument("--from", dest="source_format", metavar="FORMAT", help=about)
-    parser.add_argument("--to", dest="dest_format", metavar="FORMAT", help=f"format of OUT: {written}")
+    parser.add_argument("--to", dest="dest_format", metavar="FORMAT", help=f"format of OUT: {writable}")
     _add_shard_size(parser)
     about = """convert all models below IN, N at a time, to archives at the same paths below OUT, and keep those that
         are up to date; 0 for one on each core"""
@@ -63,8 +63,8 @@ def convert(args: Arguments) -> int:
         from .fleet import run_fleet  # here, because most conversions are single
 
         return run_fleet(args)
-    options = "alignment", "source_format", "dest_format", "max_shard_size"
-    return run_conversion(args, formats.convert, _facts, *options)
+    option_names = "alignment", "source_format", "dest_format", "max_shard_size"
+    return run_conversion(args, formats.convert, _facts, *option_names)
 
 
 def consolidate_arguments(parser: Parser) -> None:
@@ -129,18 +129,18 @@ def to_onnx(args: Arguments) -> int:
     from zcrecord import onnx
 
     choose_dest(args, (".zst", ".zcr"), ".onnx")
-    linked_model = args.external and args.source.lower().endswith(".onnx")
+    is_onnx = args.external and args.source.lower().endswith(".onnx")
     if args.external and "-" in (args.source, args.dest):
         args.refuse("--external needs two files: neither ARCHIVE nor OUT can be -")
     if args.tuned is not None and not args.external:
         args.refuse("--tuned and --no-tuned are about models with --external")
     if args.external and args.key:
         args.refuse("--key is without --external: such a model reads the archive later")
-    if linked_model and (args.tuned or args.module is not None):
+    if is_onnx and (args.tuned or args.module is not None):
         args.refuse("--tuned and --module are about archives, not .onnx files")
 
-    def work(source: Any, dest: Any, **options: Any) -> Any:
-        if linked_model:  # too fast for a progress bar
+    def write_model(source: Any, dest: Any, **options: Any) -> Any:
+        if is_onnx:  # too fast for a progress bar
             return onnx.scan(source).to_onnx(dest, **args.values("force", "durable"))
         return onnx.to_onnx(record_of(source_of(args.source), args.key), dest, **options)
 
@@ -148,7 +148,7 @@ def to_onnx(args: Arguments) -> int:
         yield from _facts(report, out)
         yield "tuned: no session options are needed" if args.external and not report.session_options else ""
 
-    return run_conversion(args, work, facts, "module", "external", "tuned")
+    return run_conversion(args, write_model, facts, "module", "external", "tuned")
 
 
 def pack_arguments(parser: Parser) -> None:
@@ -167,7 +167,7 @@ def pack(args: Arguments) -> int:
     from zcrecord import transport
 
     choose_dest(args, (), ".zst")
-    if not 1 <= args.level <= 22:
+    if not 1 <= args.level <= 22:  # zstd's levels
         args.refuse(f"level {args.level} is not from 1 to 22")
     return run_conversion(args, transport.pack, _packed_facts, "level", "threads", forward=True)
 
@@ -255,61 +255,66 @@ def _onnx2zc_tuned(args: Arguments) -> int:
     """Convert a model to a scratch archive, and tune that to OUT; OUT stays as it was if either fails."""
     from zcrecord import onnx
 
-    if "-" in (args.source, args.dest):
-        args.refuse("--tune needs two files: neither IN nor OUT can be -")
-    if args.select or args.exclude:
-        args.refuse("--tune needs the graph, which --select and --exclude leave out")
-    if args.dry_run:
-        args.refuse("--tune takes the archive that is written, and --dry-run writes none")
+    _refuse_untunable(args)
     to_folder = os.path.isdir(args.source) and takes_folder(args.dest)
     if not os.path.isdir(args.source):
         check_file(args.source)
     if not to_folder:
         check_destination(args.source, args.dest, args.force)
 
-    def work(source: str, _: str, **options: Any) -> Any:
+    def convert_to_scratch(source: str, _dest: str, **options: Any) -> Any:
         try:
-            return replace(onnx.convert(source, scratch, **options), dest=target)
+            return replace(onnx.convert(source, scratch, **options), dest=final_path)
         except RecordError as error:
-            error.path = target if error.path == scratch else error.path  # the scratch file is gone by then
+            error.path = final_path if error.path == scratch else error.path  # the scratch file is gone by then
             raise
 
-    def tuning(errors: Printer) -> Any:
-        report = run_tuning(scratch, args, errors, dest=dest, verify=args.verify)
-        return replace(report, source=args.source, dest=target)
+    def tune_to_dest(errors: Printer) -> Any:
+        report = run_tuning(scratch, args, errors, dest=new_path, verify=args.verify)
+        return replace(report, source=args.source, dest=final_path)
 
     with writing(args.source), contextlib.ExitStack() as stack:
-        dest = target = args.dest
-        if to_folder:
-            copied = model_folder(args.source, dest, force=args.force, durable=args.durable)
-            dest, target = stack.enter_context(copied), os.path.join(dest, MODEL)
-        scratch = os.path.join(stack.enter_context(scratch_folder(dest)), MODEL)
-        return run_conversion(args, work, _onnx_facts, *_ONNX_OPTIONS, then=tuning)
+        new_path = final_path = args.dest
+        if to_folder:  # a new one is written elsewhere, and renamed at the end
+            folder = model_folder(args.source, args.dest, force=args.force, durable=args.durable)
+            new_path, final_path = stack.enter_context(folder), os.path.join(args.dest, MODEL)
+        scratch = os.path.join(stack.enter_context(scratch_folder(new_path)), MODEL)
+        return run_conversion(args, convert_to_scratch, _onnx_facts, *_ONNX_OPTIONS, tune=tune_to_dest)
+
+
+def _refuse_untunable(args: Arguments) -> None:
+    """Refuse arguments of `onnx2zc` with which there is no archive to tune."""
+    if "-" in (args.source, args.dest):
+        args.refuse("--tune needs two files: neither IN nor OUT can be -")
+    if args.select or args.exclude:
+        args.refuse("--tune needs the graph, which --select and --exclude leave out")
+    if args.dry_run:
+        args.refuse("--tune takes the archive that is written, and --dry-run writes none")
 
 
 def run_conversion(
     args: Arguments,
     convert: Callable[..., Any],
     facts: Callable[[Any, Printer], Iterator[str]],
-    *names: str,
+    *option_names: str,
     forward: bool = False,
-    then: Callable[[Printer], Any] | None = None,
+    tune: Callable[[Printer], Any] | None = None,
 ) -> int:
-    """Convert from and to files or standard streams, show progress, and print the report.
+    """Convert from and to files or standard streams, show progress, print the report, and return the exit status.
 
-    `names` are the arguments that `convert` gets. `facts` yields the parts of the report's line. With `forward`, a URL
-    is opened here as a stream; otherwise `convert` opens it. `then` tunes the archive, and returns the report of
-    tuning. If OUT is standard output, the report goes to standard error.
+    `option_names` are the arguments that `convert` gets. `facts` yields the parts of the report's line. With `forward`
+    a URL is opened here as a stream; otherwise `convert` opens it. `tune` tunes the archive afterwards, and returns the
+    report of that. If OUT is standard output, the report goes to standard error.
     """
-    piped = args.dest == "-"
+    to_stdout = args.dest == "-"
     if args.source == "-" and sys.stdin is not None and sys.stdin.isatty():
         args.refuse("standard input is a terminal; pipe something into it, or name a file")
-    if piped and sys.stdout is not None and sys.stdout.isatty():
+    if to_stdout and sys.stdout is not None and sys.stdout.isatty():
         args.refuse("standard output is a terminal, and the output is binary; redirect it, or name OUT")
-    source = binary(sys.stdin, "input") if args.source == "-" else args.source
-    sink = binary(sys.stdout, "output") if piped else args.dest
-    _, errors = printers(args.quiet or (args.json and piped))  # standard error gets the report only
-    options = args.values("force", "durable", *names)
+    source = binary_stream(sys.stdin, "input") if args.source == "-" else args.source
+    sink = binary_stream(sys.stdout, "output") if to_stdout else args.dest
+    _, errors = printers(args.quiet or (args.json and to_stdout))  # standard error gets the report only
+    options = args.values("force", "durable", *option_names)
     with writing(name_of(args.source)):
         if forward and is_url(source):
             from zcrecord.remote.files import open_forward  # here, because few sources are URLs
@@ -317,8 +322,9 @@ def run_conversion(
             source = open_forward(source)
         with showing_progress(args.prog, errors) as progress:
             report = convert(source, sink, progress=progress, **options)
-        tuning = None if then is None else then(errors)
-    out = Printer(None if args.quiet else sys.stderr if piped else sys.stdout)
+        tuning = None if tune is None else tune(errors)
+    report_stream = sys.stderr if to_stdout else sys.stdout
+    out = Printer(None if args.quiet else report_stream)
     if args.json:
         out.json(asdict(report) | ({} if tuning is None else {"tuning": asdict(tuning)}))
         return 0
@@ -342,6 +348,7 @@ def _print_report(report: Any, facts: Callable[[Any, Printer], Iterator[str]], o
 
 
 def _facts(report: Any, out: Printer) -> Iterator[str]:
+    """Yield the parts of the report's line that all conversions share; empty ones are left out when it is printed."""
     size = out.size
     if report.dry_run:
         exists = report.dest is not None and os.path.exists(report.dest)

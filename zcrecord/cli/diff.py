@@ -9,18 +9,14 @@ from zcrecord.codec.conventions import TUNED_TYPE
 from zcrecord.integrity import SIGNATURE_PREFIX, Change, compare
 from zcrecord.record.record import Record
 
-from .endings import guarded
+from .endings import run_command
 from .parsers import Arguments, Parser
 from .render import Column, jsonable, name_text, printers, showing_progress, value_text
 from .stdio import open_archive
 
 _COLUMNS = (
-    Column(""),
-    Column("what"),
-    Column("name", least=20),
-    Column("before", least=12),
-    Column("after", least=12),
-    Column("difference", least=12),
+    *(Column(""), Column("what"), Column("name", min_width=20)),
+    *(Column(heading, min_width=12) for heading in ("before", "after", "difference")),
 )
 
 
@@ -41,16 +37,18 @@ def diff(args: Arguments) -> int:
     difference, separated by tabs. If only what zcrecord tune adds differs, a line on standard error says so."""
     if args.file == args.other == "-":
         args.refuse("only one of the two can be standard input")
-    different = False
+    is_different = False
 
-    def work() -> int:
-        nonlocal different
+    def compare_archives() -> int:
+        nonlocal is_different
         with open_archive(args.file) as before, open_archive(args.other) as after:
-            different = _print_changes(before, after, args)
+            is_different = _print_changes(before, after, args)
         return 0
 
-    status = guarded("zcrecord", work)
-    return 2 if status == 1 else status or int(different)
+    status = run_command("zcrecord", compare_archives)  # 1 for a fault, which is 2 here
+    if status == 0:
+        return int(is_different)
+    return 2 if status == 1 else status
 
 
 def _print_changes(before: Record, after: Record, args: Arguments) -> bool:
@@ -64,8 +62,8 @@ def _print_changes(before: Record, after: Record, args: Arguments) -> bool:
         out.json({"before": args.file, "after": args.other, "same": not changes, "changes": listed})
     else:
         out.table(_COLUMNS, map(_change_cells, changes))
-    tuned = (child_of_type(record.archive, TUNED_TYPE) is not None for record in (before, after))
-    if changes and all(map(_may_be_tuning, changes)) and any(tuned):
+    is_tuned = any(child_of_type(record.archive, TUNED_TYPE) is not None for record in (before, after))
+    if changes and all(map(_may_be_tuning, changes)) and is_tuned:
         errors.line("only the tuned parts differ: attributes, and signatures, which lapse; every tensor is the same")
     return bool(changes)
 
@@ -85,14 +83,13 @@ def _change_json(change: Change) -> dict[str, Any]:
 
 
 def _change_cells(change: Change) -> tuple[str, ...]:
+    """Return a change as the cells of a row; of equal contents, and of what is absent, before and after are empty."""
     sign = {"added": "+", "removed": "-"}.get(change.change, "!")
-    described = change.what in ("tensor", "module")
-    values = []
-    for value, absent in ((change.before, "added"), (change.after, "removed")):
-        nothing = change.change in (absent, "contents")
-        values.append("" if nothing else name_text(value) if described else value_text(value))
+    text = name_text if change.what in ("tensor", "module") else value_text  # of those a description, not a value
+    before = "" if change.change in ("added", "contents") else text(change.before)
+    after = "" if change.change in ("removed", "contents") else text(change.after)
     difference = ""
     if change.change == "contents":
-        difference = "contents" if change.elements is None else f"{change.elements[0]} of {change.elements[1]} elements"
+        difference = "contents" if change.elements is None else "{} of {} elements".format(*change.elements)
         difference += "" if change.largest is None else f", by {change.largest:.6g} at most"
-    return sign, change.what, name_text(change.name), *values, difference
+    return sign, change.what, name_text(change.name), before, after, difference

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .endings import guarded, interrupted_once
+from .endings import interrupted_once, run_command
 from .parsers import Arguments, onnx2zc_parser, parse_zcrecord
 from .registry import COMMANDS
 
@@ -19,11 +19,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> int:
         args = parse_zcrecord(arguments)
-        status: int = COMMANDS[args.command].function()(args)
-        return status
+        return int(COMMANDS[args.command].function()(args))
 
     with interrupted_once(last=arguments is None):
-        return guarded("zcrecord", work)
+        return run_command("zcrecord", work)
 
 
 def onnx2zc_main(arguments: Sequence[str] | None = None) -> int:
@@ -35,4 +34,4 @@ def onnx2zc_main(arguments: Sequence[str] | None = None) -> int:
         return onnx2zc(onnx2zc_parser(onnx2zc_arguments).parse_args(arguments, Arguments()))
 
     with interrupted_once(last=arguments is None):
-        return guarded("onnx2zc", work)
+        return run_command("onnx2zc", work)

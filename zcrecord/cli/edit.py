@@ -27,8 +27,8 @@ def edit_arguments(parser: Parser) -> None:
         ("--tensor", "NAME=NPY", "add or replace a tensor by the array of a .npy file"),
         ("--tie", "NAME=OTHER", "have a tensor be another one, stored once"),
     ):
-        # All go into one list: their order counts.
         change = lambda text, option=option: (option.lstrip("-"), text)  # noqa: E731
+        # All go into one list: their order counts.
         parser.add_argument(option, dest="changes", action="append", type=change, metavar=metavar, help=about)
     parser.add_output("changed archive", "FILE")
     parser.add_output_options(stdout=False)
@@ -40,7 +40,7 @@ def edit(args: Arguments) -> int:
     In names * stands for any text. Signatures lapse, unless only metadata change."""
     if "-" in (args.file, args.output):
         args.refuse("FILE and OUT have to be files: neither can be -")
-    changes = [(option, _pair(option, text, args.refuse)) for option, text in args.changes or ()]
+    changes = [(option, _change_arguments(option, text, args.refuse)) for option, text in args.changes or ()]
     if not changes:
         args.refuse("no change is given; see zcrecord edit --help")
     check_file(args.file)
@@ -49,13 +49,13 @@ def edit(args: Arguments) -> int:
         import zcrecord  # here, because only this command needs all of it
 
         with zcrecord.edit(args.file, args.output, progress=progress, **args.values("force", "durable")) as model:
-            for option, pair in changes:
-                _CHANGES[option](model, *pair)
+            for option, arguments in changes:
+                _CHANGES[option](model, *arguments)
     return print_report(args, model.report, _lines)
 
 
-def _pair(option: str, text: str, refuse: Callable[[str], Any]) -> tuple[str, ...]:
-    """Return the name and the value of a change, or the name alone."""
+def _change_arguments(option: str, text: str, refuse: Callable[[str], Any]) -> tuple[str, ...]:
+    """Return the name and the value of a change, or the name alone of what is removed; `refuse` ends the command."""
     if option.startswith("drop"):
         return (text,)
     name, equals, value = text.partition("=")
@@ -95,6 +95,7 @@ _CHANGES: dict[str, Callable[..., None]] = {
 
 
 def _lines(report: Any, out: Printer) -> Iterator[str]:
+    """Yield the one line that is printed of an edit's report."""
     keys = ", ".join(map(name_text, report.lapsed))
     facts = (
         count_text(report.tensors, "tensor"),

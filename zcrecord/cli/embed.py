@@ -51,12 +51,12 @@ def embed(args: Arguments) -> int:
     from zcrecord.embed.generator import out_of_place
 
     options = args.values("blob", "assembly", "prefix", "section", "alignment", "reader")
-    if wrong := out_of_place(args.lang, options):
-        args.refuse(f"--{wrong}")
+    if fault := out_of_place(args.lang, options):  # starts with the option's name
+        args.refuse(f"--{fault}")
     check_file(args.source)
-    chosen = args.values("lang", "select", "exclude", "name", "force")
+    options |= args.values("lang", "select", "exclude", "name", "force")
     with writing(args.source):
-        report = generate(args.source, args.output, **options, **chosen)
+        report = generate(args.source, args.output, **options)
     return print_report(args, report, _embed_lines)
 
 
@@ -100,9 +100,9 @@ def attach(args: Arguments) -> int:
 
 
 def _attach_lines(report: AttachReport, out: Printer) -> Iterator[str]:
-    before = "" if report.replaced_bytes is None else f", instead of one of {out.size(report.replaced_bytes)}"
+    replaced = "" if report.replaced_bytes is None else f", instead of one of {out.size(report.replaced_bytes)}"
     sizes = f"{out.size(report.program_bytes)} of program, {out.size(report.archive_bytes)} of archive"
-    yield f"{name_text(report.dest)}: {sizes} at {report.offset}{before}"
+    yield f"{name_text(report.dest)}: {sizes} at {report.offset}{replaced}"
 
 
 def detach_arguments(parser: Parser) -> None:
@@ -130,5 +130,5 @@ def detach(args: Arguments) -> int:
 def _detach_lines(report: DetachReport, out: Printer) -> Iterator[str]:
     if report.dest is not None:
         yield f"{name_text(report.dest)}: {out.size(report.archive_bytes)}"
-    rest = "" if report.exact else ", with the bytes between program and archive, which another tool attached"
-    yield f"{name_text(report.program)}: {out.size(report.program_bytes)}{rest}"
+    extra = "" if report.exact else ", with the bytes between program and archive, which another tool attached"
+    yield f"{name_text(report.program)}: {out.size(report.program_bytes)}{extra}"

@@ -15,8 +15,8 @@ from typing import Any
 from zcrecord.errors import Advice, DependencyError, RecordError, SourceError, printable
 
 _INTERRUPTED, _PIPE_CLOSED = 130, 141  # exit statuses of shells: 128 + SIGINT, 128 + SIGPIPE
-_ECHO = 1.0  # seconds: the terminal sends SIGINT to the whole group, and a parent (make, npm, uv) may send it on
-_LONGEST = 2000  # characters of an error
+_REPEATED = 1.0  # seconds: the terminal sends SIGINT to the whole group, and a parent (make, npm, uv) may send it on
+_MAX_MESSAGE = 2000  # characters
 _OPTIONS = {  # for arguments whose option does not have their name; "" if there is none
     "cache": "$ZCRECORD_CACHE",
     "dest_format": "--to",
@@ -29,15 +29,15 @@ _OPTIONS = {  # for arguments whose option does not have their name; "" if there
 
 
 def option_advice(advice: Advice) -> str:
-    """Return an error's advice with an option in the place of the argument."""
+    """Return an error's advice with an option in the place of the Python argument; "" if no option does it."""
     option = _OPTIONS.get(advice.argument, "--" + advice.argument.replace("_", "-"))
     return advice.text.format(option.format(advice.value)) if option else ""
 
 
 def error_json(error: RecordError) -> dict[str, Any]:
     """Return an error for `--json`."""
-    about = {"type": type(error).__name__, "message": error.text(option_advice)}
-    return {**about, "tensor": error.tensor, "offset": error.offset}
+    message = error.text(option_advice)
+    return {"type": type(error).__name__, "message": message, "tensor": error.tensor, "offset": error.offset}
 
 
 @contextlib.contextmanager
@@ -47,14 +47,14 @@ def writing(name: str) -> Iterator[None]:
         try:
             yield
         except BrokenPipeError as error:  # a conversion without a reader has failed
-            _spare_stdout()
+            _discard_stdout()
             where = getattr(error, "path", None) or "standard output"
             raise SourceError("the reader closed the pipe; the output is incomplete", path=where) from None
 
 
 @contextlib.contextmanager
 def located(name: str) -> Iterator[None]:
-    """Add the input's name to errors that have no path."""
+    """Add the input's name to errors of a block that have no path, but not to those of a missing package."""
     try:
         yield
     except DependencyError:
@@ -72,8 +72,8 @@ def _ending_on_signals() -> Iterator[None]:
 
     handlers: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        for number in (getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP")):
-            if number is not None and signal.getsignal(number) == signal.SIG_DFL:  # nohup has SIGHUP ignored
+        for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):  # Windows has no SIGHUP
+            if signal.getsignal(number) == signal.SIG_DFL:  # nohup has SIGHUP ignored
                 handlers[number] = signal.signal(number, end)
     try:
         yield
@@ -93,12 +93,12 @@ def interrupted_once(*, last: bool) -> Iterator[None]:
     if handler is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
         yield
         return
-    due = 0.0
+    ignored_until = 0.0
 
     def interrupt(_number: int, _frame: object) -> None:
-        nonlocal due
-        if (now := time.monotonic()) >= due:
-            due = now + _ECHO
+        nonlocal ignored_until
+        if (now := time.monotonic()) >= ignored_until:
+            ignored_until = now + _REPEATED
             raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, interrupt)
@@ -110,8 +110,8 @@ def interrupted_once(*, last: bool) -> Iterator[None]:
             atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # else Ctrl-C kills the ending interpreter
 
 
-def guarded(prog: str, work: Callable[[], int]) -> int:
-    """Run `work` and return its exit status; every error becomes one line on standard error, never a traceback."""
+def run_command(prog: str, work: Callable[[], int]) -> int:
+    """Return the exit status of `work`, or of its error, which becomes one line on standard error, no traceback."""
     try:
         try:
             return work()
@@ -119,35 +119,35 @@ def guarded(prog: str, work: Callable[[], int]) -> int:
             if sys.stdout is not None:
                 sys.stdout.flush()  # here, so that a failed flush is reported
     except BrokenPipeError:
-        _spare_stdout()
+        _discard_stdout()
         return _PIPE_CLOSED
     except KeyboardInterrupt:
-        tell(prog, "interrupted")
+        print_message(prog, "interrupted")
         return _INTERRUPTED
     except MemoryError:
-        tell(prog, "error: out of memory")
+        print_message(prog, "error: out of memory")
     except RecordError as error:
-        tell(prog, f"error: {error.describe(option_advice)}")
+        print_message(prog, f"error: {error.describe(option_advice)}")
     except OSError as error:  # the library's own are RecordErrors
-        tell(prog, f"error: {error.filename or 'standard output'}: {error.strerror or error}")
-        _spare_stdout()
+        print_message(prog, f"error: {error.filename or 'standard output'}: {error.strerror or error}")
+        _discard_stdout()
     except Exception as error:
         if sys.flags.dev_mode:
             raise
         report = f"{type(error).__name__}: {error}; please report it, python -X dev shows where"
-        tell(prog, f"error: a fault of {prog} itself, {report}")
+        print_message(prog, f"error: a fault of {prog} itself, {report}")
     return 1
 
 
-def tell(prog: str, text: str) -> None:
-    """Print a line on standard error, unless it is closed; the line is escaped, and cut if it is very long."""
+def print_message(prog: str, text: str) -> None:
+    """Print a line on standard error, unless it is closed; the text is escaped, and cut if it is very long."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError):
-            print(f"{prog}: {printable(text, _LONGEST)}", file=sys.stderr)
+            print(f"{prog}: {printable(text, _MAX_MESSAGE)}", file=sys.stderr)
 
 
-def _spare_stdout() -> None:
-    """Redirect a failed standard output to the null device: the interpreter flushes it again at its end."""
+def _discard_stdout() -> None:
+    """Redirect standard output to the null device if it fails: the interpreter flushes it again at its end."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -26,17 +26,12 @@ from .render import NO_TENSORS, Column, Printer, count_text, jsonable, name_text
 from .stdio import name_of, open_archive
 
 _HASHED_ANYWAY = 64 << 20  # bytes of payload whose content digest is printed without --digest, as it takes no time
-_GLANCE = 50  # attributes that `info` shows on a terminal
+_MAX_ENTRIES = 50  # metadata, and attributes, that `info` shows on a terminal
 _COLUMNS = (
-    Column("tensor", least=40),
-    Column("dtype"),
-    Column("shape", least=16),
-    Column("bytes", "right"),
-    Column("offset", "right"),
-    Column("aligned", "right"),
-    Column("tied", least=20),
+    *(Column("tensor", min_width=40), Column("dtype"), Column("shape", min_width=16)),
+    *(Column("bytes", "right"), Column("offset", "right"), Column("aligned", "right"), Column("tied", min_width=20)),
 )
-_TREE_COLUMNS = Column("name", least=30), Column("what"), Column("bytes", "right"), Column("holds", least=20)
+_TREE_COLUMNS = Column("name", min_width=30), Column("what"), Column("bytes", "right"), Column("holds", min_width=20)
 
 
 def info_arguments(parser: Parser) -> None:
@@ -68,59 +63,64 @@ def _facts(record: Record, name: str) -> dict[str, Any]:
     """Return the facts that `zcrecord info` prints of a record, by the keys of its JSON."""
     from zcrecord.onnx.names import GRAPH_ATTRIBUTE  # here, for the sake of the other commands' start
 
-    types: dict[str, dict[str, int]] = {}
-    decoded: dict[str, int] = {}
-    groups: dict[int, tuple[int, int]] = {}  # payload -> bytes of its tensors, bytes of the largest
-    for tensor in record.infos():
-        kind = types.setdefault(stored_name(tensor.dtype.code, tensor.bits), {"tensors": 0, "nbytes": 0})
-        kind["tensors"] += 1
-        kind["nbytes"] += tensor.nbytes
-        if tensor.decoding is not None:
-            decoded[tensor.decoding] = decoded.get(tensor.decoding, 0) + 1
-        if len(tensor.tied) > 1 and tensor.payload is not None:
-            together, largest = groups.get(tensor.payload, (0, 0))
-            groups[tensor.payload] = together + tensor.nbytes, max(largest, tensor.nbytes)
-    place, attributes = record.layout, record.attributes
+    layout, attributes = record.layout, record.attributes
     graph = attributes.get(GRAPH_ATTRIBUTE)
     copied = "archive_nbytes", "version", "alignment", "base_alignment", "payload_offset", "sealed", "digest"
+    side = "front" if layout.front else "back"
     return {
         "file": name,
-        "foreign": None if record.archive.whole or record.archive.source.file_names else decoded,
-        **{field: getattr(place, field) for field in copied},
+        **{field: getattr(layout, field) for field in copied},
         "tensors": len(record),
         "modules": len(record.modules),
         "payload_nbytes": record.nbytes,
-        "dtypes": dict(sorted(types.items(), key=lambda item: -item[1]["nbytes"])),
-        "tied_nbytes": sum(together - largest for together, largest in groups.values()),
-        "deduplicated_nbytes": place.deduplicated,
-        "index": {"place": "front" if place.front else "back", "offset": place.index_offset,
-                  "nbytes": place.index_nbytes},
+        **_tensor_sums(record),
+        "deduplicated_nbytes": layout.deduplicated,
+        "index": {"place": side, "offset": layout.index_offset, "nbytes": layout.index_nbytes},
         "onnx_graph_nbytes": len(graph) if isinstance(graph, bytes | memoryview) else None,
         "metadata": record.metadata,
         "attributes": attributes,
-    }  # fmt: skip
+    }
+
+
+def _tensor_sums(record: Record) -> dict[str, Any]:
+    """Return the facts that are counts and sums over all tensors: "dtypes", "tied_nbytes" and "foreign"."""
+    dtypes: dict[str, dict[str, int]] = {}
+    decodings: dict[str, int] = {}
+    tied: dict[int, tuple[int, int]] = {}  # by payload: bytes of its tensors, bytes of the largest
+    for tensor in record.infos():
+        dtype = dtypes.setdefault(stored_name(tensor.dtype.code, tensor.bits), {"tensors": 0, "nbytes": 0})
+        dtype["tensors"] += 1
+        dtype["nbytes"] += tensor.nbytes
+        if tensor.decoding is not None:
+            decodings[tensor.decoding] = decodings.get(tensor.decoding, 0) + 1
+        if len(tensor.tied) > 1 and tensor.payload is not None:
+            nbytes, largest = tied.get(tensor.payload, (0, 0))
+            tied[tensor.payload] = nbytes + tensor.nbytes, max(largest, tensor.nbytes)
+    is_archive = record.archive.whole or record.archive.source.file_names
+    return {
+        "foreign": None if is_archive else decodings,
+        "dtypes": dict(sorted(dtypes.items(), key=lambda item: -item[1]["nbytes"])),
+        "tied_nbytes": sum(nbytes - largest for nbytes, largest in tied.values()),
+    }
 
 
 def _other_files(record: Record) -> dict[str, Any]:
-    """Return the files of a catalogue, or those that an archive of references names, with sizes, under that kind.
-
-    Of references also return the bytes of the payloads in each file, and in the archive itself.
-    """
-    kinds: dict[str, Any] = {"catalogue": None, "references": None}
+    """Return the other files of a catalogue or an archive of references, with their bytes, under that kind."""
+    neither: dict[str, Any] = {"catalogue": None, "references": None}
     source = record.archive.source
     if not source.file_names:
-        return kinds
+        return neither
     sizes = [size for size, _ in sized_openers(record.archive)]
     named_sizes = zip(source.file_names, sizes[1:], strict=True)
     files: list[dict[str, Any]] = [{"name": name, "nbytes": size} for name, size in named_sizes]
     table, payloads = source.piece_table(), record.archive.index.payloads
     if table is None or not has_type_name(source.file_archive(NONE), REFERENCES_TYPE):
-        return {**kinds, "catalogue": {"nbytes": sum(sizes), "shards": files}}
+        return {**neither, "catalogue": {"nbytes": sum(sizes), "shards": files}}
     nbytes, file_numbers = np.where(is_twin(payloads), 0, payloads["nbytes"]), table.whole()  # equal bytes count once
     for number, file in enumerate(files):
         file["payload_nbytes"] = int(nbytes[file_numbers == number].sum())
     own = int(nbytes[file_numbers == NONE].sum())
-    return {**kinds, "references": {"nbytes": sum(sizes), "files": files, "own_payload_nbytes": own}}
+    return {**neither, "references": {"nbytes": sum(sizes), "files": files, "own_payload_nbytes": own}}
 
 
 def _tuned_info(record: Record) -> dict[str, Any] | None:
@@ -139,26 +139,29 @@ def _tuned_info(record: Record) -> dict[str, Any] | None:
 
 
 def _tuned_lines(part: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]]:
+    """Yield labels and values about an archive's tuned part, as `_tuned_info` returns it."""
     if "fault" in part:
         yield "tuned", f"cannot be used: {part['fault']}"
         return
     before = part["untuned_nbytes"]
     yield "tuned", f"{out.size(part['nbytes'])} more than the {out.size(before)} without the tuned part"
     for target in part["targets"]:
-        fits = {True: "fits this machine", None: "fits this machine or not: needs onnxruntime to tell"}
-        verdict = fits.get(target["fits"], f"does not fit this machine: {target['misfit']}")
+        verdict = "fits this machine" if target["fits"] else f"does not fit this machine: {target['misfit']}"
+        if target["fits"] is None:
+            verdict = "fits this machine or not: needs onnxruntime to tell"
         model = f"{name_text(target['module'])}: " if target["module"] else ""
         yield "tuned for", f"{model}{target['words']}; {out.size(target['nbytes'])}; {verdict}"
 
 
-def _content_digest(record: Record, progress_on: Printer, digest: bool | None) -> str | None:
-    if digest is None:
-        small = not record.archive.source.is_remote and record.nbytes <= _HASHED_ANYWAY
+def _content_digest(record: Record, errors: Printer, is_wanted: bool | None) -> str | None:
+    """Return the content digest if it is wanted, with a progress bar; for None if the record is small and local."""
+    if is_wanted is None:
+        is_small = not record.archive.source.is_remote and record.nbytes <= _HASHED_ANYWAY
         with contextlib.suppress(LimitError):  # its views add up to too many bytes
-            return record.content_digest() if small else None
-    if not digest:
+            return record.content_digest() if is_small else None
+    if not is_wanted:
         return None
-    with showing_progress("hashing", progress_on) as progress:
+    with showing_progress("hashing", errors) as progress:
         return record.content_digest(progress=progress)
 
 
@@ -186,13 +189,17 @@ def _fact_lines(facts: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]
             yield "weights", NO_TENSORS
     if facts["tuned"] is not None:
         yield from _tuned_lines(facts["tuned"], out)
-    for section in ("metadata", "attributes"):
-        label = section.removesuffix("s")
-        most = _GLANCE if out.pretty else None
-        for key, value in itertools.islice(facts[section].items(), most):
-            yield f"{label} {name_text(key)}", value_text(value)
-        if most is not None and len(facts[section]) > most:
-            yield label, f"... {len(facts[section])} in all; --json has them"
+    yield from _entry_lines("metadata", facts["metadata"], out)
+    yield from _entry_lines("attribute", facts["attributes"], out)
+
+
+def _entry_lines(label: str, entries: dict[str, Any], out: Printer) -> Iterator[tuple[str, str]]:
+    """Yield labels and values of metadata or attributes; on a terminal the first of many."""
+    shown = _MAX_ENTRIES if out.pretty else len(entries)
+    for key, value in itertools.islice(entries.items(), shown):
+        yield f"{label} {name_text(key)}", value_text(value)
+    if len(entries) > shown:
+        yield label, f"... {len(entries)} in all; --json has them"
 
 
 def _file_lines(facts: dict[str, Any], size: Callable[[int], str]) -> Iterator[tuple[str, str]]:
@@ -208,8 +215,8 @@ def _file_lines(facts: dict[str, Any], size: Callable[[int], str]) -> Iterator[t
             yield f"in {printable(other['name'])}", f"{size(other['payload_nbytes'])} of payloads"
         yield "in this archive", f"{size(references['own_payload_nbytes'])} of payloads"
     elif facts["foreign"] is not None:
-        but = ", but those named in the next lines" if facts["foreign"] else ""
-        yield "another format", f"{size(facts['archive_nbytes'])}; tensors are used as they lie in it{but}"
+        exceptions = ", but those named in the next lines" if facts["foreign"] else ""
+        yield "another format", f"{size(facts['archive_nbytes'])}; tensors are used as they lie in it{exceptions}"
         for reason, count in facts["foreign"].items():
             yield reason, f"{count_text(count, 'tensor')}, decoded or copied when used"
     else:
@@ -235,35 +242,36 @@ def ls(args: Arguments) -> int:
         source = record.archive.source
         if args.json and source.file_names:  # of a catalogue the shard, too, that contains a whole tensor
             shards = ((t, None if t.payload is None else source.file_name(t.payload)) for t in tensors)
-            out.json_array({**_tensor_json(t), "shard": name} for t, name in shards)
+            out.json_array({**_tensor_json(tensor), "shard": name} for tensor, name in shards)
         elif args.json:
             out.json_array(map(_tensor_json, tensors))
         else:
-            out.table(_COLUMNS, (_tensor_cells(t, out) for t in tensors))
+            out.table(_COLUMNS, (_tensor_cells(tensor, out) for tensor in tensors))
     return 0
 
 
 def _matching_tensors(record: Record, sort: str, patterns: Sequence[str]) -> Iterable[TensorInfo]:
-    """Return the tensors whose names match, sorted; TensorNotFoundError if a name or all patterns match none."""
+    """Return the tensors whose names match, or all, in the order `sort`; TensorNotFoundError if a name is missing."""
     tensors = record.infos()
     if patterns:
         from zcrecord.archive import subset  # here, for the sake of the other commands' start
 
-        chosen = subset.PartBuilder(record.archive).keep(patterns).chosen
-        if not chosen:
+        matching = subset.PartBuilder(record.archive).keep(patterns).chosen
+        if not matching:
             raise TensorNotFoundError(" ".join(patterns), lambda: record.names, path=record.archive.path)
-        tensors = (tensor for number, tensor in enumerate(tensors) if number in chosen)
-    if sort == "saved":
-        return tensors
-    return sorted(tensors, key=(lambda t: t.name) if sort == "name" else (lambda t: -t.nbytes))
+        tensors = (tensor for number, tensor in enumerate(tensors) if number in matching)
+    if sort == "name":
+        return sorted(tensors, key=lambda tensor: tensor.name)
+    return sorted(tensors, key=lambda tensor: -tensor.nbytes) if sort == "size" else tensors
 
 
 def _tensor_cells(tensor: TensorInfo, out: Printer) -> tuple[str, ...]:
+    """Return a tensor as the cells of a row of `ls`."""
     others = len(tensor.tied) - 1
     tied = ""
     if others > 0:
-        tied = "= " + printable(tensor.tied[tensor.tied[0] == tensor.name])
-        tied += f" and {others - 1} more" if others > 1 else ""
+        first_other = next(name for name in tensor.tied if name != tensor.name)
+        tied = f"= {printable(first_other)}" + (f" and {others - 1} more" if others > 1 else "")
     numbers = out.number(tensor.nbytes), str(tensor.offset), str(tensor.alignment)
     return name_text(tensor.name), stored_name(tensor.dtype.code, tensor.bits), str(list(tensor.shape)), *numbers, tied
 
@@ -301,6 +309,7 @@ def tree(args: Arguments) -> int:
 
 
 def _node_cells(level: int, key: str, child: Any, out: Printer) -> tuple[str, ...]:
+    """Return a module, tensor or attribute as the cells of a row of `tree`, its key indented by its level."""
     label = "  " * level + name_text(key)
     if isinstance(child, ModuleInfo):
         kind = f"{child.kind} {name_text(child.type_name)}" if child.type_name else child.kind

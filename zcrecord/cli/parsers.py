@@ -33,17 +33,14 @@ class Arguments(argparse.Namespace):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser without abbreviations.
-
-    `declare` declares its arguments when they are first needed, so that only the module of one command is imported.
-    """
+    """A parser without abbreviations; `declare` adds its arguments when needed, so that few modules are imported."""
 
     def __init__(self, *, declare: Callable[[Parser], None] | None = None, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
         self._declare = declare
 
-    def declared(self) -> Parser:
-        """Return the parser itself, with all its arguments."""
+    def with_arguments(self) -> Parser:
+        """Return this parser, after declaring its arguments once."""
         declare, self._declare = self._declare, None
         if declare is not None:
             declare(self)
@@ -51,7 +48,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse the known arguments, as argparse does."""
-        self.declared()
+        self.with_arguments()
         return super().parse_known_args(args, namespace)
 
     def flag(self, *names: str, help: str, **options: Any) -> None:
@@ -85,7 +82,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--output", "-o", metavar="OUT", help=about)
 
     def add_threads(self, about: str) -> None:
-        """Add the option --threads; 0 is the default, None."""
+        """Add the option --threads; without it, and for 0, its value is None."""
         help_text = f"{about} (default: one for each core)"
         self.add_argument("--threads", type=lambda text: natural(text) or None, metavar="N", help=help_text)
 
@@ -122,7 +119,7 @@ def _add_version(parser: Parser) -> None:
 
 
 def zcrecord_parser() -> Parser:
-    """Return the parser of `zcrecord`, with one for each command; see `Parser.declared`."""
+    """Return the parser of `zcrecord`, with one for each command; see `Parser.with_arguments`."""
     about = """Inspect, convert, sign, serve and embed archives of model weights. Sizes are in bytes; - is standard
         input. For the options of a command: zcrecord COMMAND --help"""
     parser = Parser(prog="zcrecord", description=about)
@@ -135,17 +132,14 @@ def zcrecord_parser() -> Parser:
 
 
 def parse_zcrecord(arguments: Sequence[str] | None) -> Arguments:
-    """Return the arguments of `zcrecord`.
-
-    Patterns may follow options; argparse before Python 3.13 refuses that.
-    """
+    """Return the arguments of `zcrecord`. Patterns may follow options, which argparse before Python 3.13 refuses."""
     parser = zcrecord_parser()
     args = Arguments()
-    _, more = parser.parse_known_args(arguments, args)
-    if more and (not hasattr(args, "patterns") or any(m.startswith("-") for m in more)):
-        args.refuse(f"unrecognized arguments: {printable(' '.join(more))}")
-    if more:
-        args.patterns = [*args.patterns, *more]
+    _, unknown = parser.parse_known_args(arguments, args)
+    if unknown and (not hasattr(args, "patterns") or any(text.startswith("-") for text in unknown)):
+        args.refuse(f"unrecognized arguments: {printable(' '.join(unknown))}")
+    if unknown:
+        args.patterns = [*args.patterns, *unknown]
     return args
 
 
@@ -157,11 +151,8 @@ def onnx2zc_parser(declare: Callable[[Parser], None]) -> Parser:
     return parser
 
 
-def choose_dest(args: Arguments, off: tuple[str, ...], on: str) -> None:
-    """Set OUT, if it was not given, to the source's name with the suffixes `off` removed and `on` added.
-
-    Refuses a source from which it cannot be made.
-    """
+def choose_dest(args: Arguments, old_suffixes: tuple[str, ...], new_suffix: str) -> None:
+    """Set OUT, if it was not given, to the source's name with the new suffix instead of an old one; or refuse that."""
     if args.dest is not None:
         return
     name = str(args.source)
@@ -175,17 +166,17 @@ def choose_dest(args: Arguments, off: tuple[str, ...], on: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # other faults are reported when it is opened
         if stat.S_ISFIFO(os.stat(name).st_mode):  # such as <(...): OUT cannot have its name
             args.refuse("OUT is required if the source is a pipe; - is standard output")
-    for suffix in off:
+    for suffix in old_suffixes:
         name = name.removesuffix(suffix)
-    unchanged = off and name == args.source  # its suffix is none of them
-    if unchanged and not on:
-        args.refuse(f"OUT is required if IN does not end in {off[0]}")
+    has_other_suffix = bool(old_suffixes) and name == args.source  # which is replaced, whatever it is
+    if has_other_suffix and not new_suffix:
+        args.refuse(f"OUT is required if IN does not end in {old_suffixes[0]}")
     path = Path(name)
-    args.dest = str(path.with_suffix(on)) if unchanged and path.name else f"{name}{on}"
+    args.dest = str(path.with_suffix(new_suffix)) if has_other_suffix and path.name else f"{name}{new_suffix}"
 
 
 def natural(text: str) -> int:
-    """Parse a number from 0 on."""
+    """Parse a whole number from 0 on; as `alignment` and `size`, a type of argparse with its error."""
     number = int(text) if text.isascii() and text.isdigit() else -1
     if number < 0:
         raise argparse.ArgumentTypeError(f"'{printable(text)}' is not a whole number, 0 or more")
@@ -193,7 +184,7 @@ def natural(text: str) -> int:
 
 
 def alignment(text: str) -> int:
-    """Parse an alignment."""
+    """Parse the alignment of payloads, a power of two in the limits of the format."""
     try:
         return check_alignment(natural(text))
     except LimitError as error:

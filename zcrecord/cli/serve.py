@@ -28,7 +28,7 @@ from zcrecord.errors import SourceError, UnsupportedError, missing_package
 from zcrecord.record.load import load_record
 from zcrecord.storage.files import is_url, read_start
 
-from .endings import tell
+from .endings import print_message
 from .parsers import Arguments, Parser, natural
 from .render import Printer
 from .stdio import check_file
@@ -36,7 +36,7 @@ from .web_runtime import WebRuntime, web_runtime
 
 _PORT = 8000  # the default, if it is free
 _WEB = Path(__file__).parents[1] / "web"
-_ROOMS = "reader", "view", "page"  # of the folder `web`: all that the page loads
+_PAGE_FOLDERS = "reader", "view", "page"  # of the folder `web`: all that the page loads
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".mjs": "text/javascript", ".css": "text/css"}
 # onnxruntime-web comes as bytes that the page has checked (blob:), and compiles WebAssembly.
 _POLICY = (
@@ -73,24 +73,26 @@ def serve(args: Arguments) -> int:
     unless --host names another address."""
     if args.file == "-" or is_url(args.file):
         args.refuse("serve needs a file, not standard input or a URL")
-    for name in (args.file, args.samples) if args.samples is not None else (args.file,):
-        check_file(name)
+    files = {"archive": Path(args.file)}
+    if args.samples is not None:
+        files["samples"] = Path(args.samples)
+    for path in files.values():
+        check_file(os.fspath(path))
 
     try:
         from aiohttp import web  # here, because it is an extra
     except ImportError as error:
         raise missing_package("aiohttp", extra="serve") from error
-    files = {"archive": Path(args.file), **({} if args.samples is None else {"samples": Path(args.samples)})}
     for name, path in files.items():
-        _check_archive(path, samples=name == "samples")
+        _check_archive(path, is_samples=name == "samples")
     runtime = web_runtime(args.onnxruntime_web)
     with _listen(args.host, args.port) as listening:
-        app = _application(web, files, runtime, local=is_loopback(args.host))
+        app = _application(web, files, runtime, is_local=is_loopback(args.host))
         url = _url(args.host, listening.getsockname()[1])
         fault = "error: a fault of serve itself, {}; please report it"
-        with _reporting_faults(lambda reason: tell("zcrecord", fault.format(reason))):
-            number = asyncio.run(_run(web, app, listening, lambda: _announce(args, url)))
-    if number == signal.SIGINT:
+        with _reporting_faults(lambda reason: print_message("zcrecord", fault.format(reason))):
+            signal_number = asyncio.run(_run(web, app, listening, lambda: _announce(args, url)))
+    if signal_number == signal.SIGINT:
         raise KeyboardInterrupt
     return 0
 
@@ -98,41 +100,41 @@ def serve(args: Arguments) -> int:
 def _announce(args: Arguments, url: str) -> None:
     """Print the URL at which the server answers, and open it in a browser if that was asked for."""
     if not is_loopback(args.host):
-        tell("zcrecord", f"every machine that can connect to {args.host} can read all of {args.file}")
+        print_message("zcrecord", f"every machine that can connect to {args.host} can read all of {args.file}")
     Printer(sys.stdout).line(url)
     if sys.stdout is not None:  # None: standard output is closed
         sys.stdout.flush()  # a program at the other end of a pipe may wait for the URL
         if sys.stdout.isatty():
-            tell("zcrecord", "Ctrl-C ends the server")
+            print_message("zcrecord", "Ctrl-C ends the server")
     if args.open:
         import webbrowser  # here, because few use --open
 
-        threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()  # some return when they end
+        threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()  # it may block until they end
 
 
-async def _run(web: Any, app: Any, listening: socket.socket, started: Callable[[], object]) -> int:
-    """Run an application until SIGTERM or SIGINT; return the signal's number."""
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+async def _run(web: Any, app: Any, listening: socket.socket, announce: Callable[[], object]) -> int:
+    """Run an application until SIGTERM or SIGINT; return the signal's number. Calls `announce` once it answers."""
+    loop, signalled = asyncio.get_running_loop(), asyncio.Event()
     numbers: list[int] = []
 
     def end(number: int, _: Any) -> None:
         numbers.append(number)
-        loop.call_soon_threadsafe(ended.set)
+        loop.call_soon_threadsafe(signalled.set)
 
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_LEAVE)
     await runner.setup()
-    before: dict[int, Any] = {}
+    handlers: dict[int, Any] = {}
     try:
         await web.SockSite(runner, listening).start()
         if threading.current_thread() is threading.main_thread():
-            # One that is ignored, as by nohup, stays so.
-            handled = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]
-            before = {number: signal.signal(number, end) for number in handled}
-        started()
-        await ended.wait()
+            for signal_number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(signal_number) != signal.SIG_IGN:  # as nohup has it
+                    handlers[signal_number] = signal.signal(signal_number, end)
+        announce()
+        await signalled.wait()
     finally:
         await runner.cleanup()
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
     return numbers[0]
 
@@ -159,21 +161,21 @@ def _reporting_faults(report: Callable[[str], object]) -> Iterator[None]:
         logger.removeFilter(report_instead)
 
 
-def _check_archive(path: Path, *, samples: bool) -> None:
-    """Raise RecordError unless a file is an archive that the page can read; `samples` need inputs and labels."""
+def _check_archive(path: Path, *, is_samples: bool) -> None:
+    """Raise RecordError unless a file is an archive that the page can read; samples need inputs and labels."""
     with load_record(path) as record:
         require_one_file(record.archive, "serve")
-        fits = not samples or ("labels" in record and ("images" in record or "inputs" in record))
-    fault = "samples need the tensors `images` (or `inputs`) and `labels`; one of the two is missing"
+        has_samples = "labels" in record and ("images" in record or "inputs" in record)
     if read_start(os.fspath(path), len(MAGIC)) != MAGIC:
         fault = "is packed or attached to a program, and browsers read plain archives: unpack or detach it first"
-    elif fits:
-        return
-    raise UnsupportedError(fault, path=os.fspath(path))
+        raise UnsupportedError(fault, path=os.fspath(path))
+    if is_samples and not has_samples:
+        fault = "samples need the tensors `images` (or `inputs`) and `labels`; one of the two is missing"
+        raise UnsupportedError(fault, path=os.fspath(path))
 
 
 def is_loopback(host: str) -> bool:
-    """Return True if an address is reached from this machine alone."""
+    """Return True if an address, or a name such as localhost, is reached from this machine alone."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -181,13 +183,13 @@ def is_loopback(host: str) -> bool:
 
 
 def _listen(host: str, port: int | None) -> socket.socket:
-    """Return a socket that listens; if no port is given and 8000 is in use, on any free port."""
-    chosen = _PORT if port is None else port
-    where = f"{host} port {chosen}: cannot listen there"
-    if chosen > 0xFFFF:
+    """Return a socket that listens; with `port` None at port 8000 or, if that is in use, at any free one."""
+    tried_port = _PORT if port is None else port
+    where = f"{host} port {tried_port}: cannot listen there"
+    if tried_port > 0xFFFF:
         raise SourceError(f"{where}: the largest port is 65535")  # the resolver would take the low 16 bits
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, chosen, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, address = socket.getaddrinfo(host, tried_port, type=socket.SOCK_STREAM)[0]
         try:
             return socket.create_server(address[:2], family=family)
         except OSError as error:
@@ -196,26 +198,27 @@ def _listen(host: str, port: int | None) -> socket.socket:
             return socket.create_server((address[0], 0), family=family)
     except (OSError, UnicodeError) as error:
         number = None if isinstance(error, UnicodeError | socket.gaierror) else error.errno
-        why = str(getattr(error, "strerror", error)) if number is None else os.strerror(number)
-        hint = "; --port 0 takes a free port" if chosen and number in (errno.EADDRINUSE, errno.EACCES) else ""
-        raise SourceError(f"{where}: {why}{hint}", errno=number) from error
+        reason = str(getattr(error, "strerror", error)) if number is None else os.strerror(number)
+        hint = "; --port 0 takes a free port" if tried_port and number in (errno.EADDRINUSE, errno.EACCES) else ""
+        raise SourceError(f"{where}: {reason}{hint}", errno=number) from error
 
 
 def _url(host: str, port: int) -> str:
+    """Return the page's URL; of an address that stands for all of this machine's, the URL has the machine's name."""
     bare = host.strip("[]")
     if bare in ("0.0.0.0", "::", ""):  # noqa: S104  # for the URL, not to listen on
         bare = socket.gethostname()
     return f"http://[{bare}]:{port}/" if ":" in bare else f"http://{bare}:{port}/"
 
 
-def _application(web: Any, files: dict[str, Path], runtime: WebRuntime, *, local: bool) -> Any:
-    """Return the web application, with a route for each file, and no others."""
+def _application(web: Any, files: dict[str, Path], runtime: WebRuntime, *, is_local: bool) -> Any:
+    """Return the web application, with a route for each file, and no others; if local, for this machine's names."""
 
     @web.middleware  # type: ignore[untyped-decorator]
     async def guard(request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
         if not _has_valid_headers(request):
             raise web.HTTPBadRequest(text="This request has invalid headers.")
-        if local and not _names_this_machine(request.headers.get("Host", "")):
+        if is_local and not _names_this_machine(request.headers.get("Host", "")):
             raise web.HTTPMisdirectedRequest(text="This server is for programs on its own machine: ask for localhost.")
         return await handler(request)
 
@@ -229,17 +232,22 @@ def _application(web: Any, files: dict[str, Path], runtime: WebRuntime, *, local
         name = os.fsencode(files["archive"].name).decode("utf-8", "replace")
         return web.json_response({"name": name, "samples": "samples" in files, "runtime": runtime.about})
 
-    served = {f"{name}.zcr": (path, "application/vnd.zcrecord") for name, path in files.items()}
-    for path in (p for room in _ROOMS for p in (_WEB / room).iterdir() if p.suffix in _TYPES):
-        place = "" if path.name == "index.html" else path.relative_to(_WEB).as_posix()
-        served[place] = path, f"{_TYPES[path.suffix]}; charset=utf-8"
-    served |= {name: (p, _TYPES.get(p.suffix, "application/wasm")) for name, p in runtime.files.items()}
     app = web.Application(middlewares=[guard])
     app.on_response_prepare.append(prepare)
     app.router.add_get("/about.json", about)
-    for place, (path, kind) in served.items():
-        app.router.add_get(f"/{place}", _responding(web, path, kind))
+    for route, (path, content_type) in _served_files(files, runtime).items():
+        app.router.add_get(f"/{route}", _file_handler(web, path, content_type))
     return app
+
+
+def _served_files(files: dict[str, Path], runtime: WebRuntime) -> dict[str, tuple[Path, str]]:
+    """Return the path and content type of each file that is served, by its route: archives, page, onnxruntime-web."""
+    served = {f"{name}.zcr": (path, "application/vnd.zcrecord") for name, path in files.items()}
+    for path in (path for folder in _PAGE_FOLDERS for path in (_WEB / folder).iterdir() if path.suffix in _TYPES):
+        route = "" if path.name == "index.html" else path.relative_to(_WEB).as_posix()
+        served[route] = path, f"{_TYPES[path.suffix]}; charset=utf-8"
+    runtime_files = runtime.files.items()
+    return served | {route: (path, _TYPES.get(path.suffix, "application/wasm")) for route, path in runtime_files}
 
 
 def _has_valid_headers(request: Any) -> bool:
@@ -262,8 +270,8 @@ def _names_this_machine(host: str) -> bool:
     return is_loopback(name if name and port.isdecimal() else host)
 
 
-def _responding(web: Any, path: Path, kind: str) -> Callable[[Any], Awaitable[Any]]:
-    """Return a handler that responds with a file."""
+def _file_handler(web: Any, path: Path, content_type: str) -> Callable[[Any], Awaitable[Any]]:
+    """Return a handler that responds with a file as it is at that time."""
 
     class Response(web.FileResponse):  # type: ignore[misc]
         """Response with the file itself, not a compressed sibling; a range only of the version in If-Range."""
@@ -272,17 +280,17 @@ def _responding(web: Any, path: Path, kind: str) -> Callable[[Any], Awaitable[An
             headers = request.headers.copy()
             headers.popall("Accept-Encoding", None)  # aiohttp would send the bytes of PATH.gz
             version = headers.get("If-Range", "").strip()
-            if version.startswith(('"', "W/")) and version != _tag(path):  # aiohttp compares dates only
+            if version.startswith(('"', "W/")) and version != _etag(path):  # aiohttp compares dates only
                 headers.popall("Range", None)
             return await super().prepare(request.clone(headers=headers))
 
     async def respond(_: Any) -> Any:
-        return Response(path, headers={"Content-Type": kind})
+        return Response(path, headers={"Content-Type": content_type})
 
     return respond
 
 
-def _tag(path: Path) -> str:
+def _etag(path: Path) -> str:
     """Return a file's ETag as aiohttp makes it; empty if there is no file."""
     try:
         status = path.stat()

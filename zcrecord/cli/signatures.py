@@ -33,18 +33,19 @@ def sign(args: Arguments) -> int:
     _, errors = printers(args.quiet)
     with writing(args.file), showing_progress("signing", errors) as progress:
         report = integrity.sign(args.file, args.key, args.output, progress=progress, **options)
-    again = ", in the place of its last signature" if report.replaced else ""
-    line = f"{name_text(report.dest)}: {report.content_digest} signed by the key {report.key}{again}"
+    replaced = ", in the place of its last signature" if report.replaced else ""
+    line = f"{name_text(report.dest)}: {report.content_digest} signed by the key {report.key}{replaced}"
     return print_report(args, report, lambda *_: [line])
 
 
 def _passphrase(key: str) -> bytes | None:
-    """Return the passphrase of an encrypted private key, asked for on a terminal; None if the key is not encrypted."""
+    """Return the passphrase for a key's file: the environment's, or one typed if it is encrypted, or None."""
     from zcrecord import integrity
 
-    passphrase = os.environ.get("ZCRECORD_PASSPHRASE")
-    if passphrase is not None or not integrity.is_encrypted_key(key):
-        return None if passphrase is None else os.fsencode(passphrase)
+    if (passphrase := os.environ.get("ZCRECORD_PASSPHRASE")) is not None:
+        return os.fsencode(passphrase)
+    if not integrity.is_encrypted_key(key):
+        return None
     if sys.stdin is None or not sys.stdin.isatty():
         raise SourceError("is encrypted; set $ZCRECORD_PASSPHRASE to its passphrase", path=key)
     import getpass  # here, because few keys are encrypted

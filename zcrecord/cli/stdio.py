@@ -18,17 +18,17 @@ from zcrecord.storage.files import is_url
 
 from .endings import located
 
-_PIPE = 1 << 20  # bytes of a pipe's buffer, if the system allows it; a sixteenth is usual, with 16 times the switches
+_PIPE_NBYTES = 1 << 20  # of a pipe's buffer, if the system allows it; a sixteenth is usual, with 16 times the switches
 
 
-def binary(stream: Any, name: str) -> Any:
-    """Return the binary buffer of a standard stream; a pipe is made larger first. SourceError if it is closed."""
+def binary_stream(stream: Any, name: str) -> Any:
+    """Return the binary buffer of standard input or output (`name`), a pipe made larger; SourceError if closed."""
     if stream is None:
         raise SourceError("is closed", path=f"standard {name}")
     with contextlib.suppress(ImportError, AttributeError, OSError, ValueError):  # not Linux, no pipe, over a quota
         import fcntl
 
-        fcntl.fcntl(stream.fileno(), fcntl.F_SETPIPE_SZ, _PIPE)
+        fcntl.fcntl(stream.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_NBYTES)
     return stream.buffer
 
 
@@ -44,7 +44,7 @@ def name_of(argument: str) -> str:
 def source_of(argument: str) -> Any:
     """Return the source of a record: all bytes of standard input for "-", the one model of a folder, or `argument`."""
     if argument == "-":
-        stream = binary(sys.stdin, "input")
+        stream = binary_stream(sys.stdin, "input")
         try:
             return stream.read()
         except OSError as error:
@@ -57,7 +57,7 @@ def source_of(argument: str) -> Any:
 def open_archive(
     argument: str, embedded: Embedded | None = None, keys: Sequence[str] | None = None, verify: Verify = "index"
 ) -> Iterator[Record]:
-    """Open an archive, as `source_of` finds it, signed by the owner of one of the keys; errors in the block name it."""
+    """Open the archive of an argument, which the owner of one of the `keys` has signed; errors in the block name it."""
     options: dict[str, Any] = {"embedded": embedded, "trusted_keys": keys, "verify": verify}
     with located(name_of(argument)), load_record(source_of(argument), **options) as record:
         yield record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -61,24 +61,26 @@ def run_tuning(
     verify: bool = False,
     remove: bool = False,
 ) -> Any:
-    """Tune the archive at `source`, into `dest` if given, or remove its tuned part; prints its size before writing."""
+    """Tune an archive, into `dest` if given, or remove its tuned part; print the new size first. Return the report."""
     from zcrecord import onnx
     from zcrecord.onnx.tuned import size_before
 
-    bars: list[Callable[[int, int | None], None]] = []
+    show_progress: Any = None  # from `showing_progress`, once the size is printed
 
-    def tell_size(total: int) -> None:
-        if bars:  # it is made once more, in another way
+    def print_size(total: int) -> None:
+        nonlocal show_progress
+        if show_progress is not None:  # the archive is written once more, in another way
             return
         with open_archive(source) as record:
             before = size_before(record.archive)
-        least = "" if remove else "at most "
+        bound = "" if remove else "at most "
         ratio = "" if remove else f", {total / before:.2f} times the {errors.size(before)} without the tuned part"
-        errors.line(f"{name_text(args.dest or source)}: will have {least}{errors.size(total)}{ratio}")
-        bars.append(stack.enter_context(showing_progress("zcrecord", errors)))
+        errors.line(f"{name_text(args.dest or source)}: will have {bound}{errors.size(total)}{ratio}")
+        show_progress = stack.enter_context(showing_progress("zcrecord", errors))
 
     with contextlib.ExitStack() as stack:
-        options = args.values("force", "durable") | {"progress": lambda *n: bars[0](*n), "planned": tell_size}
+        options = args.values("force", "durable") | {"planned": print_size}
+        options["progress"] = lambda done, total: show_progress(done, total)
         if remove:
             return onnx.untune(source, dest, **options)
         try:

@@ -17,7 +17,7 @@ from .parsers import Arguments, Parser
 from .render import Printer, count_text, name_text, printers, showing_progress
 from .stdio import name_of, open_archive
 
-_MOST_NAMES = 5  # names shown for a damaged range; --json has all
+_MAX_NAMES = 5  # shown of each kind for a damaged range; --json has all
 
 
 def verify_arguments(parser: Parser) -> None:
@@ -49,8 +49,8 @@ def verify(args: Arguments) -> int:
                 listed = {} if is_model else {"damage": [asdict(d) for d in damage]}
                 out.json({**result, "ok": False, "error": error_json(error), **listed})
             elif len(damage) > 1 or any(d.nbytes and not d.tensors for d in damage):  # the error names a single tensor
-                for d in damage:
-                    out.line(f"{name_text(d.path or name)}: {_damage_line(d)}")
+                for part in damage:
+                    out.line(f"{name_text(part.path or name)}: {_damage_line(part)}")
             raise
     if args.json:
         out.json(result)
@@ -67,7 +67,7 @@ def _check_archive(args: Arguments, result: dict[str, Any], out: Printer, errors
     result["level"] = level
     verify: Verify = "touch" if level == "touch" else "index"
     with open_archive(args.file, args.embedded, args.key, verify) as record:
-        _check_at(level, record, errors)
+        _check_level(level, record, errors)
         result |= {"tensors": len(record), "archive_nbytes": record.archive_nbytes, "content_digest": None}
         if args.digest:
             with showing_progress("hashing", errors) as progress:
@@ -78,7 +78,7 @@ def _check_archive(args: Arguments, result: dict[str, Any], out: Printer, errors
     return facts if level != "full" or result["checksums"] else f"{facts}, but there are no checksums of payloads"
 
 
-def _check_at(level: Verify, record: Record, errors: Printer) -> None:
+def _check_level(level: Verify, record: Record, errors: Printer) -> None:
     """Make the checks of a level that opening the archive does not make."""
     if level == "full":
         with showing_progress("verifying", errors) as progress:
@@ -94,18 +94,19 @@ def _check_at(level: Verify, record: Record, errors: Printer) -> None:
 
 
 def _damage_line(damage: Damage) -> str:
-    """Return a damaged range, its users and its fault as one line."""
+    """Return a damaged range, its users and its fault as one line; the fault alone for a range of no bytes."""
+    if not damage.nbytes:
+        return damage.what
     users = [("tensor", damage.tensors), ("attribute", damage.attributes), ("metadata", damage.metadata)]
-    labels = [f"{kind} '{name_text(name)}'" for kind, names in users for name in names[:_MOST_NAMES]]
-    more = sum(len(names[_MOST_NAMES:]) for _, names in users)
+    labels = [f"{kind} '{name_text(name)}'" for kind, names in users for name in names[:_MAX_NAMES]]
+    more = sum(len(names[_MAX_NAMES:]) for _, names in users)
     labels += [f"{more} more"] if more else []
     users_text = f" of {', '.join(labels)}" if labels else ""
-    place = f"[{damage.offset:#x}, {damage.offset + damage.nbytes:#x}){users_text}: " if damage.nbytes else ""
-    return f"{place}{damage.what}"
+    return f"[{damage.offset:#x}, {damage.offset + damage.nbytes:#x}){users_text}: {damage.what}"
 
 
 def _check_model(args: Arguments, result: dict[str, Any], out: Printer, errors: Printer) -> str:
-    """Check that the archive beside an ONNX model is the one that the model was written for; as `_check_archive`."""
+    """Check that the archive of an ONNX model is the one it was written for; the result as for `_check_archive`."""
     from zcrecord import onnx
 
     with showing_progress("verifying", errors) as progress:

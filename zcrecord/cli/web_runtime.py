@@ -63,15 +63,15 @@ class WebRuntime(NamedTuple):
 
 
 def web_runtime(folder: str | os.PathLike[str] | None) -> WebRuntime:
-    """Return the location of onnxruntime-web: a folder, or the public server if `folder` is None."""
+    """Return the location of onnxruntime-web: a folder, which must have all files, or for None the public server."""
     if folder is None:
         builds = {name: [file._asdict() for file in files] for name, files in BUILDS.items()}
         return WebRuntime({"url": CDN, "version": VERSION, "builds": builds}, {}, CDN)
     names = [file.name for files in BUILDS.values() for file in files]
-    place = next((p for p in (Path(folder), Path(folder) / "dist") if (p / names[0]).is_file()), Path(folder))
-    if missing := [name for name in names if not (place / name).is_file()]:
+    dist = next((p for p in (Path(folder), Path(folder) / "dist") if (p / names[0]).is_file()), Path(folder))
+    if missing := [name for name in names if not (dist / name).is_file()]:
         advice = f"npm install onnxruntime-web@{VERSION} makes one, node_modules/onnxruntime-web"
         fault = f"is no folder of onnxruntime-web: it has no {missing[0]}; {advice}"
         raise SourceNotFoundError(fault, path=os.fspath(folder))
     local = {name: [{"name": file.name} for file in files] for name, files in BUILDS.items()}
-    return WebRuntime({"url": _LOCAL, "builds": local}, {_LOCAL + name: place / name for name in names}, "")
+    return WebRuntime({"url": _LOCAL, "builds": local}, {_LOCAL + name: dist / name for name in names}, "")

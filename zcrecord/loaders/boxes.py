@@ -42,6 +42,7 @@ class _AxisShard:
     uneven: bool
 
     def __call__(self, count: int) -> slice:
+        """Return the rank's part of an axis of `count` elements; UnsupportedError if it cannot be divided equally."""
         if count % self.world and not self.uneven:
             elements = "rows" if self.axis == 0 else f"elements of axis {self.axis}"
             advice = "uneven=True divides as torch.chunk does"
@@ -89,19 +90,20 @@ def bounds_of(box: Box, shape: tuple[int, ...]) -> Bounds:
         >>> bounds_of((..., slice(-2, None)), (3, 4, 5))
         ((0, 3), (0, 4), (3, 5))
     """
-    parts = list(box) if isinstance(box, tuple) else _on_its_axis(box, len(shape))
-    dots = parts.count(Ellipsis)
-    if dots > 1:
+    parts = list(box) if isinstance(box, tuple) else _parts_of_rows(box, len(shape))
+    ellipses = parts.count(Ellipsis)
+    if ellipses > 1:
         raise UnsupportedError("slices= takes at most one ... in a box")
-    if len(parts) - dots > len(shape):
-        raise UnsupportedError(f"slices= has a box of {len(parts) - dots} axes, and this tensor has {len(shape)}")
-    start = parts.index(Ellipsis) if dots else len(parts)
-    parts[start : start + dots] = [slice(None)] * (len(shape) - len(parts) + dots)
+    axes = len(parts) - ellipses
+    if axes > len(shape):
+        raise UnsupportedError(f"slices= has a box of {axes} axes, and this tensor has {len(shape)}")
+    start = parts.index(Ellipsis) if ellipses else len(parts)  # whole axes stand for the ellipsis, or follow the box
+    parts[start : start + ellipses] = [slice(None)] * (len(shape) - axes)
     return tuple(map(_bounds, parts, shape))
 
 
-def _on_its_axis(rows: Rows, rank: int) -> list[Any]:
-    """Return a box of all axes up to that of the rows."""
+def _parts_of_rows(rows: Rows, rank: int) -> list[Any]:
+    """Return the box of a tensor of `rank` axes that has these rows of the first axis, or of a shard's own."""
     if not rank:
         raise UnsupportedError("slices= takes parts of axes, and this tensor has no axis")
     axis = rows.axis if isinstance(rows, _AxisShard) else 0
@@ -111,24 +113,25 @@ def _on_its_axis(rows: Rows, rank: int) -> list[Any]:
 
 
 def _bounds(rows: Any, count: int) -> Range:
-    chosen = rows if isinstance(rows, slice) else rows(count)
+    """Return the bounds of a slice, or of a function's slice, of an axis of `count` elements."""
+    part = rows if isinstance(rows, slice) else rows(count)
     try:
-        start, stop, step = chosen.indices(count)
+        start, stop, step = part.indices(count)
     except (TypeError, AttributeError):
-        raise UnsupportedError(f"slices= takes ranges, and not {chosen!r}") from None
+        raise UnsupportedError(f"slices= takes ranges, and not {part!r}") from None
     if step != 1:
         raise UnsupportedError(f"slices= takes contiguous elements, and not every {step}th")
     return start, max(start, stop)
 
 
 def overlap(bounds: Bounds, origin: Sequence[int], extent: Sequence[int]) -> tuple[Bounds, Bounds] | None:
-    """Return the part of a box that lies in another one, relative to the first and to the second; None if empty."""
-    others = list(zip(origin, extent, strict=True))
-    both = [(max(lo, start), min(hi, start + n)) for (lo, hi), (start, n) in zip(bounds, others, strict=True)]
-    if any(lo >= hi for lo, hi in both):
+    """Return the common part of a box and the one at `origin`, by bounds in each of the two; None if it is empty."""
+    axes = zip(bounds, origin, extent, strict=True)
+    common = [(max(lo, start), min(hi, start + count)) for (lo, hi), start, count in axes]
+    if any(lo >= hi for lo, hi in common):
         return None
-    in_first = tuple((lo - start, hi - start) for (lo, hi), (start, _) in zip(both, bounds, strict=True))
-    return in_first, tuple((lo - start, hi - start) for (lo, hi), start in zip(both, origin, strict=True))
+    in_first = tuple((lo - start, hi - start) for (lo, hi), (start, _) in zip(common, bounds, strict=True))
+    return in_first, tuple((lo - start, hi - start) for (lo, hi), start in zip(common, origin, strict=True))
 
 
 class ByteGrid(NamedTuple):
@@ -146,10 +149,10 @@ class ByteGrid(NamedTuple):
     @property
     def end(self) -> int:
         """Offset of the byte after its last one."""
-        return self.start + 1 + sum((n - 1) * step for n, step in zip(self.shape, self.strides, strict=True))
+        return self.start + 1 + sum((count - 1) * step for count, step in zip(self.shape, self.strides, strict=True))
 
     def cut(self, bounds: Bounds) -> ByteGrid:
-        """Return the part with these bounds along its axes."""
+        """Return the grid of the part with these bounds along its axes, which include that of a run's bytes."""
         start = self.start + sum(lo * step for (lo, _), step in zip(bounds, self.strides, strict=True))
         return ByteGrid(start, tuple(hi - lo for lo, hi in bounds), self.strides)
 
@@ -160,18 +163,18 @@ class ByteGrid(NamedTuple):
             >>> ByteGrid(8, (2, 3, 4), (100, 10, 1)).ranges(near=6)
             [(8, 32), (108, 132)]
         """
-        _, starts, part = self._parts(near)
+        _, starts, part = self._split_at_gaps(near)
         return [(start, start + part.end) for start in starts]
 
     def blocks(self, near: int = NEAR) -> Iterator[tuple[tuple[slice | int, ...], ByteGrid]]:
-        """Yield parts that a single read brings: gaps of at most `near` bytes, 4 MiB where axes can be cut so."""
-        outer, starts, part = self._parts(near)
+        """Yield parts to read at once, with small gaps, 4 MiB if axes allow: index in the grid's shape, and bytes."""
+        outer, starts, part = self._split_at_gaps(near)
         for index, start in zip(np.ndindex(*outer), starts, strict=True):
             yield from part._replace(start=start)._cut_to_size(index)
 
-    def _parts(self, near: int) -> tuple[tuple[int, ...], list[int], ByteGrid]:
-        """Cut the grid at gaps of more than `near` bytes: the number of parts along axes, their starts, a part at 0."""
-        outer, nbytes = len(self.shape) - 1, self.shape[-1]
+    def _split_at_gaps(self, near: int) -> tuple[tuple[int, ...], list[int], ByteGrid]:
+        """Split at gaps of more than `near` bytes: return the number of parts along axes, their starts, a part at 0."""
+        outer, nbytes = len(self.shape) - 1, self.shape[-1]  # axes between parts, bytes from a part's first to its last
         while outer and (self.shape[outer - 1] == 1 or self.strides[outer - 1] - nbytes <= near):
             outer -= 1
             nbytes += (self.shape[outer] - 1) * self.strides[outer]
@@ -181,15 +184,16 @@ class ByteGrid(NamedTuple):
         return self.shape[:outer], starts.tolist(), ByteGrid(0, self.shape[outer:], self.strides[outer:])
 
     def _cut_to_size(self, index: tuple[slice | int, ...]) -> Iterator[tuple[tuple[slice | int, ...], ByteGrid]]:
+        """Yield index and bytes of parts of up to 4 MiB, cut along the slowest axes; `index` is the grid's own."""
         if self.end - self.start <= _BLOCK:
             yield index, self
             return
         step = self.strides[0]
-        each = max(1, _BLOCK // step)
-        for first in range(0, self.shape[0], each):
-            count = min(each, self.shape[0] - first)
+        rows_at_once = max(1, _BLOCK // step)
+        for first in range(0, self.shape[0], rows_at_once):
+            count = min(rows_at_once, self.shape[0] - first)
             part = ByteGrid(self.start + first * step, (count, *self.shape[1:]), self.strides)
-            if each > 1 or len(self.shape) == 1:
+            if rows_at_once > 1 or len(self.shape) == 1:
                 yield (*index, slice(first, first + count)), part
             else:
                 yield from ByteGrid(part.start, self.shape[1:], self.strides[1:])._cut_to_size((*index, first))
@@ -199,35 +203,37 @@ class ByteGrid(NamedTuple):
 def grid_of(
     bounds: Bounds, shape: tuple[int, ...], strides: tuple[int, ...], bits: int
 ) -> tuple[ByteGrid, tuple[int, ...]] | None:
-    """Return the bytes of a box, not empty, and its compact strides; None if axes overlap or run backwards."""
+    """Return the bytes of a box, not empty, and its strides without gaps; None if axes overlap or run backwards."""
     counts = [hi - lo for lo, hi in bounds]
-    axes = sorted((a for a, n in enumerate(counts) if n > 1), key=lambda a: strides[a])
-    sizes: list[int] = []  # of runs along axes, in bits, the slowest first
-    steps: list[int] = []
-    run = covered = bits
-    compact, step = [1] * len(shape), 1
-    for axis in axes:
+    axes = sorted((axis for axis, count in enumerate(counts) if count > 1), key=lambda axis: strides[axis])
+    run_counts: list[int] = []  # the number of runs along each axis, the slowest first
+    distances: list[int] = []  # from one run to the next along it, in bits
+    run = span = bits  # of one run, and from the first bit to the last one of the axes so far
+    compact, compact_stride = [1] * len(shape), 1
+    for axis in axes:  # the fastest first
         distance, count = strides[axis] * bits, counts[axis]
-        if distance < covered:
+        if distance < span:
             return None
-        compact[axis], step = step, step * count
-        if not sizes and distance == run:
+        compact[axis], compact_stride = compact_stride, compact_stride * count
+        if not run_counts and distance == run:  # no gap: a longer run
             run *= count
-        elif sizes and distance == sizes[0] * steps[0]:
-            sizes[0] *= count
+        elif run_counts and distance == run_counts[0] * distances[0]:  # continues the axis before
+            run_counts[0] *= count
         else:
-            sizes.insert(0, count)
-            steps.insert(0, distance)
-        covered += (count - 1) * distance
+            run_counts.insert(0, count)
+            distances.insert(0, distance)
+        span += (count - 1) * distance
     start = sum(lo * stride for (lo, _), stride in zip(bounds, strides, strict=True)) * bits
-    to_the_end = not sizes and start + run == prod(shape) * bits
-    if start % 8 or any(distance % 8 for distance in steps) or (run % 8 and not to_the_end):
+    to_the_end = not run_counts and start + run == prod(shape) * bits  # the last byte may have unused bits
+    if start % 8 or any(distance % 8 for distance in distances) or (run % 8 and not to_the_end):
         raise UnsupportedError(_whole_bytes_advice(bounds, shape, bits))
-    return ByteGrid(start // 8, (*sizes, -(-run // 8)), (*(distance // 8 for distance in steps), 1)), tuple(compact)
+    byte_strides = *(distance // 8 for distance in distances), 1
+    return ByteGrid(start // 8, (*run_counts, -(-run // 8)), byte_strides), tuple(compact)
 
 
 def _whole_bytes_advice(bounds: Bounds, shape: tuple[int, ...], bits: int) -> str:
-    axis = max(a for a, (lo, hi) in enumerate(bounds) if (lo, hi) != (0, shape[a]))
+    """Return the error's text for a box of packed elements: the fault, and bounds that fit."""
+    axis = max(axis for axis, (lo, hi) in enumerate(bounds) if (lo, hi) != (0, shape[axis]))  # the fastest that is cut
     unit = prod(shape[axis + 1 :]) * bits
     message = f"a box of {bits} bits an element does not start and end on whole bytes"
     if prod(shape[axis:]) * bits % 8 and axis:
@@ -243,11 +249,11 @@ class BoxPiece(NamedTuple):
     octets: memoryview | None
     source: RangeSource | None
     offset: int  # of the payload, in the file or in `source`
-    file: File | None = None  # of the mapping, by which `BoxSource.read_by` can read it
+    file: File | None = None  # of the mapping, by which `BoxSource.reading_files` can read it
     check: BlockCheck | None = None  # of the payload
 
     def read(self, bounds: Bounds, out: Octets) -> None:
-        """Fill `out`, which has the shape of the bounds, with a part; 4 MiB of the payload at a time."""
+        """Fill `out` with the bytes in these bounds, whose shape it has; reads 4 MiB of the payload at a time."""
         for index, grid in self.grid.cut(bounds).blocks():
             self._read_block(grid, out[index])
 
@@ -257,24 +263,24 @@ class BoxPiece(NamedTuple):
         if self.octets is not None:
             if self.check is not None:
                 self.check(start, end)
-            np.copyto(out, _array(np.frombuffer(self.octets, np.uint8), grid))
-            if self.file is not None:
+            np.copyto(out, _view_of(np.frombuffer(self.octets, np.uint8), grid))
+            if self.file is not None:  # else mapped pages count as this process's memory
                 unmap_pages(self.octets, self.offset + start, self.offset + end)
             return
-        assert self.source is not None
-        if self.check is not None and self.check.blocks.size <= 2 * _BLOCK:  # else `check` reads each block once
-            start, end = self.check.whole(start, end)
-        elif self.check is None and end - start == grid.nbytes and out.flags.c_contiguous:
+        assert self.source is not None, "a piece is in memory, or has a source"
+        if self.check is None and end - start == grid.nbytes and out.flags.c_contiguous:  # no gaps: needs no copy
             self.source.readinto_at(self.offset + start, out.reshape(-1).data)
             return
+        if self.check is not None and self.check.blocks.size <= 2 * _BLOCK:  # larger ones are read by `check` alone
+            start, end = self.check.whole(start, end)
         block = np.empty(end - start, np.uint8)
         self.source.readinto_at(self.offset + start, block.data)
         if self.check is not None:
             self.check(start, end, block.data)
-        np.copyto(out, _array(block, grid._replace(start=grid.start - start)))
+        np.copyto(out, _view_of(block, grid._replace(start=grid.start - start)))
 
 
-def _array(octets: Octets, grid: ByteGrid) -> Octets:
+def _view_of(octets: Octets, grid: ByteGrid) -> Octets:
     return np.ndarray(grid.shape, np.uint8, octets, grid.start, grid.strides)
 
 
@@ -286,7 +292,7 @@ class BoxSource:
 
     @property
     def sources(self) -> list[RangeSource]:
-        """The sources of its pieces."""
+        """Sources of its pieces."""
         return [piece.source for piece in self.pieces if piece.source is not None]
 
     def readinto_at(self, offset: int, target: memoryview) -> None:
@@ -297,21 +303,22 @@ class BoxSource:
             shape = [hi - lo for lo, hi in bounds]
             part = out[done : done + prod(shape)].reshape(shape)
             for piece in self.pieces:
-                if (both := overlap(bounds, piece.origin, piece.grid.shape)) is not None:
-                    piece.read(both[1], part[tuple(slice(*ends) for ends in both[0])])
+                if (common := overlap(bounds, piece.origin, piece.grid.shape)) is not None:
+                    in_part, in_piece = common
+                    piece.read(in_piece, part[tuple(slice(*ends) for ends in in_part)])
             done += part.size
 
-    def read_by(self, opened: Callable[[File], RangeSource]) -> BoxSource:
+    def reading_files(self, open_file: Callable[[File], RangeSource]) -> BoxSource:
         """Return the same source with its files read by position instead of out of their mappings."""
-        pieces = [
-            piece if piece.file is None else piece._replace(octets=None, source=opened(piece.file))
-            for piece in self.pieces
-        ]
-        return BoxSource(self.offset, self.shape, pieces)
+
+        def reading(piece: BoxPiece) -> BoxPiece:
+            return piece if piece.file is None else piece._replace(octets=None, source=open_file(piece.file))
+
+        return BoxSource(self.offset, self.shape, list(map(reading, self.pieces)))
 
 
 def _boxes_of_range(shape: tuple[int, ...], lo: int, hi: int) -> Iterator[Bounds]:
-    """Yield the boxes, 2 * rank - 1 at the most, that elements [lo, hi) of a shape are, in C order.
+    """Yield boxes, at most 2 * rank - 1, that together are the elements [lo, hi) of a shape in C order, in this order.
 
     Example:
         >>> list(_boxes_of_range((4, 10), 5, 32))
@@ -328,6 +335,6 @@ def _boxes_of_range(shape: tuple[int, ...], lo: int, hi: int) -> Iterator[Bounds
             yield from (((row, row + 1), *rest) for rest in _boxes_of_range(shape[1:], start, stop))
             lo = row * inner + stop
         else:
-            last = hi // inner
-            yield ((row, last), *((0, n) for n in shape[1:]))
-            lo = last * inner
+            end_row = hi // inner
+            yield ((row, end_row), *((0, count) for count in shape[1:]))
+            lo = end_row * inner

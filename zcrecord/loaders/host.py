@@ -37,17 +37,16 @@ def as_tensor(octets: Octets, ref: PayloadRef) -> Any:
 
 
 def dst_bytes(dst: Any, ref: PayloadRef) -> Octets:
-    """Return the caller's memory (`dst=`) as bytes; UnsupportedError unless it is writable, and `ref` fits it."""
+    """Return the caller's memory (`dst=`) as bytes; UnsupportedError unless it is writable and as large as `ref`."""
     try:
         if isinstance(dst, np.ndarray) and dst.dtype.isbuiltin != 1 and dst.flags.c_contiguous:
             dst = dst.reshape(-1).view(np.uint8)  # numpy exports no buffer of element types that are not its own
-        octets = memoryview(dst)
-        readonly = octets.readonly
-        octets = octets.cast("B") if octets.nbytes else memoryview(bytearray())  # an empty memoryview has no cast
+        memory = memoryview(dst)
+        octets = memory.cast("B") if memory.nbytes else memoryview(bytearray())  # an empty memoryview has no cast
     except (TypeError, ValueError, BufferError) as error:
         kind = type(dst).__name__
         raise UnsupportedError(f"dst= of a {kind} has no contiguous bytes: {error}", tensor=ref.name) from None
-    if readonly:
+    if memory.readonly:
         raise UnsupportedError("dst= is read-only; give memory of your own", tensor=ref.name)
     if len(octets) != ref.nbytes:
         sizes = f"dst= has {len(octets)} bytes, the tensor {ref.nbytes}"

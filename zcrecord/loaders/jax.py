@@ -1,12 +1,6 @@
 """Tensors as jax's arrays that are sharded over devices: each process reads its devices' shards alone.
 
 `frameworks.jax` has arrays on one device, and the rules of elements.
-
-==============  ======================================================================================================
-CPU             a shard lies on the archive's own memory, uncopied, if its bytes follow one another (rows) and start at
-                a multiple of 64; all other shards are copied by jax
-device          one copy, on the device; a shard that several devices have is read once
-==============  ======================================================================================================
 """
 
 from __future__ import annotations
@@ -60,63 +54,66 @@ def sharded_arrays(archive: Archive, names: Names | None = None, *, shardings: A
     jax = import_jax()
     if names is not None:
         archive = subset.select(archive, names, None)
-    chosen = _chooser(jax, shardings, archive)
-    return beside_jax_views(archive, None, lambda part: _load_sharded(jax, part, chosen))
+    sharding_of = _sharding_chooser(jax, shardings, archive)
+    return beside_jax_views(archive, None, lambda part: _load_sharded(jax, part, sharding_of))
 
 
-def _load_sharded(jax: Any, archive: Archive, chosen: Callable[[str], Any]) -> dict[str, Any]:
-    """Return arrays that jax has types for, each with its sharding."""
-    names = archive.names()
-    kinds = checked_dtypes(jax, archive)
-    placed = [_local_boxes(archive, i, name, chosen(name)) for i, name in enumerate(names)]
-    boxes = {n: [tuple(starmap(slice, box)) for box in local] for n, (_, local) in zip(names, placed, strict=True)}
-    targets = views_of(archive, boxes)
-    view_of = _target_views()
-    arrays: dict[Any, Any] = {}
-    out: dict[str, Any] = {}
-    for i, (name, (sharding, local)) in enumerate(zip(names, placed, strict=True)):
-        parts = [targets[name, k] for k in range(len(local))]
-        key = (sharding, *map(id, parts))  # of tied tensors they are the same
-        if key not in arrays or not parts:
-            shards = {bounds: as_jax_input(view_of(target)) for bounds, target in zip(local, parts, strict=True)}
+def _load_sharded(jax: Any, archive: Archive, sharding_of: Callable[[str], Any]) -> dict[str, Any]:
+    """Return the tensors, of element types that jax has, as arrays by name, each with its sharding."""
+    names, jax_dtypes = archive.names(), checked_dtypes(jax, archive)
+    shardings = [sharding_of(name) for name in names]
+    local_boxes = [_local_boxes(archive, i, names[i], sharding) for i, sharding in enumerate(shardings)]
+    slices = [[tuple(starmap(slice, bounds)) for bounds in boxes] for boxes in local_boxes]
+    targets = views_of(archive, dict(zip(names, slices, strict=True)))
+    view_of = _view_maker()
+    shared: dict[Any, Any] = {}
+    arrays: dict[str, Any] = {}
+    for i, (name, sharding, boxes) in enumerate(zip(names, shardings, local_boxes, strict=True)):
+        parts = [targets[name, k] for k in range(len(boxes))]
+        key = (sharding, *map(id, parts))  # equal for tied tensors
+        if key not in shared or not parts:
+            shards = {bounds: as_jax_input(view_of(target)) for bounds, target in zip(boxes, parts, strict=True)}
             if archive.mode == "c":  # else jax's arrays would change with the record's
                 shards = {bounds: view.copy() for bounds, view in shards.items()}
-            arrays[key] = _array(jax, archive.shape(archive.row(i)), kinds[i], sharding, shards)
-        out[name] = arrays[key]
-    return out
+            shared[key] = _array(jax, archive.shape(archive.row(i)), jax_dtypes[i], sharding, shards)
+        arrays[name] = shared[key]
+    return arrays
 
 
-def _chooser(jax: Any, shardings: Any, archive: Archive) -> Callable[[str], Any]:
+def _sharding_chooser(jax: Any, shardings: Any, archive: Archive) -> Callable[[str], Any]:
     """Return a function that gives the sharding of a tensor by name, None for the default device."""
     if isinstance(shardings, jax.sharding.Sharding):
         return lambda _: shardings
     if not isinstance(shardings, Mapping):
-        raise UnsupportedError(f"shardings= takes a Sharding, or several by name or pattern, {_not_a(shardings)}")
+        fault = "shardings= takes a Sharding, or several by name or pattern"
+        raise UnsupportedError(f"{fault}, {_not_a_sharding(shardings)}")
     for key, sharding in shardings.items():
         if not isinstance(key, str) or not isinstance(sharding, jax.sharding.Sharding):
-            raise UnsupportedError(f"shardings= maps {printable(repr(key))} to a Sharding, {_not_a(sharding)}")
+            fault = f"shardings= maps {printable(repr(key))} to a Sharding"
+            raise UnsupportedError(f"{fault}, {_not_a_sharding(sharding)}")
     return first_match(shardings, archive)
 
 
-def _not_a(value: Any) -> str:
+def _not_a_sharding(value: Any) -> str:
     return f"not a {type(value).__name__}; jax.sharding.NamedSharding(mesh, PartitionSpec(...)) makes one"
 
 
-def _local_boxes(archive: Archive, i: int, name: str, sharding: Any) -> tuple[Any, list[Bounds]]:
-    """Return a sharding, and the distinct boxes of a tensor that this process' devices have."""
+def _local_boxes(archive: Archive, i: int, name: str, sharding: Any) -> list[Bounds]:
+    """Return the distinct boxes of a tensor that devices of this process have; without a sharding all of it."""
     shape = archive.shape(archive.row(i))
     if sharding is None:
-        return None, [bounds_of((), shape)]
+        return [bounds_of((), shape)]
     try:
         sharding.check_compatible_aval(shape)
         indices = sharding.addressable_devices_indices_map(shape).values()
     except (ValueError, IndexError, TypeError) as error:
-        message = f"its shape {shape} cannot be sharded so: {str(error).partition(chr(10))[0]}"
+        reason, _, _ = str(error).partition("\n")
+        message = f"its shape {shape} cannot be sharded so: {reason}"
         raise UnsupportedError(message, path=archive.path, tensor=name) from error
-    return sharding, list(dict.fromkeys(bounds_of(index, shape) for index in indices))
+    return list(dict.fromkeys(bounds_of(index, shape) for index in indices))
 
 
-def _target_views() -> Callable[[Target], Any]:
+def _view_maker() -> Callable[[Target], Any]:
     """Return a function that makes views of targets in memory; those of one payload lie over the same bytes."""
     loader, loaded = MappedLoader(), dict[int, Any]()
 
@@ -129,11 +126,12 @@ def _target_views() -> Callable[[Target], Any]:
     return view_of
 
 
-def _array(jax: Any, shape: tuple[int, ...], kind: Any, sharding: Any, shards: dict[Bounds, Any]) -> Any:
+def _array(jax: Any, shape: tuple[int, ...], dtype: Any, sharding: Any, shards: dict[Bounds, Any]) -> Any:
+    """Return a jax array made of this process' shards; without a sharding, of the one shard on the default device."""
     if sharding is None:
         (view,) = shards.values()
         return jax.device_put(view)
     if shards:
         return jax.make_array_from_callback(shape, sharding, lambda index: shards[bounds_of(index, shape)])
-    nothing = np.broadcast_to(np.zeros((), kind), shape)  # no device of this process has any of it; jax may ask anyway
-    return jax.make_array_from_callback(shape, sharding, lambda _: nothing, dtype=kind)
+    zeros = np.broadcast_to(np.zeros((), dtype), shape)  # no device of this process has any of it; jax may ask anyway
+    return jax.make_array_from_callback(shape, sharding, lambda _: zeros, dtype=dtype)

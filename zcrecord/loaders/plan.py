@@ -27,7 +27,7 @@ from .regions import Region, Regions
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
-_Boxed = tuple[Key, str, Region]  # a key, and name and region of a tensor
+_Keyed = tuple[Key, str, Region]  # the caller's key of a box, the tensor's name, the box's bytes
 
 MAX_IN_FLIGHT = 64 << 20  # bytes in flight to a device at a time, by default
 
@@ -90,55 +90,58 @@ def archive_of(record: Any) -> Archive:
 
 
 def plan_files(
-    archive: Archive, names: Names | None, *, slices: Any, max_in_flight: Any, raw: bool, views: bool = False
+    archive: Archive, names: Names | None, *, slices: Any, max_in_flight: Any, raw: bool, as_views: bool = False
 ) -> list[LoadPlan]:
-    """Return `plan_load`'s plan, of a catalogue one for each shard; for `views` see `PayloadSources`."""
+    """Return `plan_load`'s plan, of a catalogue one for each shard; `as_views` all bytes are in memory: no copies."""
+    limit = _checked_limit(max_in_flight)
     if slices is not None and not isinstance(slices, Mapping):
         kind = type(slices).__name__
         raise UnsupportedError(f"slices= takes boxes by name or pattern, as {{name: slice}}, not a {kind}")
-    whole = isinstance(max_in_flight, SupportsIndex) and not isinstance(max_in_flight, bool | np.bool_)
-    if not whole or (limit := operator.index(max_in_flight)) < 1:
-        raise LimitError(f"max_in_flight={max_in_flight!r} is not a number of bytes")
     if names is not None:
         archive = subset.select(archive, names, None)
-    box_of: Callable[[str], Box | None] = _slicer(slices, archive) if slices else lambda _: None
-    plans, pools = [], _pools(archive)
+    box_of: Callable[[str], Box | None] = _box_chooser(slices, archive) if slices else lambda _: None
+    plans, pools = [], (archive.index.dims.tolist(), archive.index.strides.tolist())
     for part in parts_by_file(archive):
-        sources, part_names = PayloadSources(part, views), part.names()
+        sources, part_names = PayloadSources(part, as_views), part.names()
         boxes = [(i, name, box_of(name)) for i, name in enumerate(part_names)]
         refs, targets = _targets(part, sources, boxes, part_names, Regions(part, raw, pools))
         _check_sizes(part, refs)
-        ahead = sources.announce(limit)
+        read_ahead_nbytes = sources.announce(limit)
         in_order = {name: targets[name] for name in part_names}
-        plans.append(LoadPlan(tuple(refs), in_order, limit - ahead, sources.path, sources.identity))
+        plans.append(LoadPlan(tuple(refs), in_order, limit - read_ahead_nbytes, sources.path, sources.identity))
     return plans
 
 
+def _checked_limit(max_in_flight: Any) -> int:
+    """Return `max_in_flight` as an int; LimitError unless it is a whole number from 1 on."""
+    is_index = isinstance(max_in_flight, SupportsIndex) and not isinstance(max_in_flight, bool | np.bool_)
+    if not is_index or operator.index(max_in_flight) < 1:
+        raise LimitError(f"max_in_flight={max_in_flight!r} is not a number of bytes")
+    return operator.index(max_in_flight)
+
+
 def _check_sizes(archive: Archive, refs: list[PayloadRef]) -> None:
-    """Raise LimitError if refs would take far more than the bytes that the archive stores for them."""
-    numbers = {ref.payload for ref in refs if ref.payload >= 0}  # a server may claim any size of the rest
+    """Raise LimitError if refs would take far more memory than the bytes that the archive stores for them."""
+    numbers = {ref.payload for ref in refs if ref.payload >= 0}  # no others: a server may claim any size of the file
     if archive.mode == "r":
-        used = sum(nbytes for *_, nbytes in {archive.place(number) for number in numbers})
+        used_nbytes = sum(nbytes for *_, nbytes in {archive.place(number) for number in numbers})
     else:  # each is memory of its own
-        used = sum(map(archive.source.nbytes, numbers))
-    stored = min(archive.source.opened_nbytes(), archive.header.index_size + used)
-    check_apart(sum(ref.nbytes for ref in refs), stored, archive.path)
+        used_nbytes = sum(map(archive.source.nbytes, numbers))
+    stored_nbytes = min(archive.source.opened_nbytes(), archive.header.index_size + used_nbytes)
+    check_apart(sum(ref.nbytes for ref in refs), stored_nbytes, archive.path)
 
 
 def views_of(archive: Archive, boxes: Mapping[str, Sequence[Box]]) -> dict[tuple[str, int], Target]:
     """Return targets in memory for boxes of tensors, by name and the box's number; fetches remote ranges together."""
-    out: dict[tuple[str, int], Target] = {}
-    pools = _pools(archive)
+    all_targets: dict[tuple[str, int], Target] = {}
+    pools = archive.index.dims.tolist(), archive.index.strides.tolist()
     for part in parts_by_file(archive):
         names = part.names()
         keyed = [(i, (name, k), box) for i, name in enumerate(names) for k, box in enumerate(boxes[name])]
-        out |= _targets(part, PayloadSources(part, views=True), keyed, names, Regions(part, False, pools))[1]
-    return out
-
-
-def _pools(archive: Archive) -> tuple[list[int], list[int]]:
-    """Return the dims and strides of all tensors of an archive."""
-    return archive.index.dims.tolist(), archive.index.strides.tolist()
+        regions = Regions(part, raw=False, pools=pools)
+        _, targets = _targets(part, PayloadSources(part, as_views=True), keyed, names, regions)
+        all_targets |= targets
+    return all_targets
 
 
 def _targets(
@@ -148,13 +151,13 @@ def _targets(
     names: list[str],
     regions: Regions,
 ) -> tuple[list[PayloadRef], dict[Key, Target]]:
-    """Return the refs to load for boxes of tensors, in the order of the file, and the target of each by its key."""
-    groups: dict[Hashable, list[_Boxed[Key]]] = {}  # of tensors that one ref loads
-    empty: list[_Boxed[Key]] = []
+    """Return the refs to load for boxes (tensor number, key, box), in the order of the file, and targets by key."""
+    groups: dict[Hashable, list[_Keyed[Key]]] = {}  # of tensors that one ref loads
+    empty: list[_Keyed[Key]] = []
     for i, key, box in boxes:
         try:
             region = regions.region(i, box)
-        except RecordError as error:
+        except RecordError as error:  # a context manager would take a microsecond for each tensor
             raise error.located(path=archive.path, tensor=names[i]) from None
         if region.nbytes:
             groups.setdefault(sources.shared_by(region), []).append((key, names[i], region))
@@ -162,23 +165,22 @@ def _targets(
             empty.append((key, names[i], region))
     sources.prepare([region for group in groups.values() for _, _, region in group])
     targets = {key: Target(sources.empty(name, region), None) for key, name, region in empty}
-    refs = [_share(sources, group, targets) for group in groups.values()]
+    refs = [_add_shared_ref(sources, group, targets) for group in groups.values()]
     refs.sort(key=lambda ref: (ref.offset, ref.payload))
     return refs, targets
 
 
-def _share(sources: PayloadSources, tensors: list[_Boxed[Key]], targets: dict[Key, Target]) -> PayloadRef:
-    """Return the ref to load for all tensors of a payload, and add their targets."""
-    _, first, region = tensors[0]
-    regions = {region for _, _, region in tensors} if len(tensors) > 1 else {region}
-    if len(regions) == 1:
-        ref = sources.ref(first, region)
+def _add_shared_ref(sources: PayloadSources, tensors: list[_Keyed[Key]], targets: dict[Key, Target]) -> PayloadRef:
+    """Return the ref to load for all tensors of a payload, and add their targets: views of it if their bytes differ."""
+    _, first_name, region = tensors[0]
+    if all(other == region for _, _, other in tensors):
+        ref = sources.ref(first_name, region)
         targets |= dict.fromkeys((key for key, _, _ in tensors), Target(ref, None))
         return ref
-    start = min(region.start for region in regions) // ALIGNMENT * ALIGNMENT  # keeps the alignment of every tensor
-    stop = max(region.start + region.nbytes for region in regions)
+    start = min(region.start for _, _, region in tensors) // ALIGNMENT * ALIGNMENT  # keeps every tensor's alignment
+    stop = max(region.start + region.nbytes for _, _, region in tensors)
     octets = Region.raw(region.payload, start, stop - start)
-    ref = sources.ref(first, octets)
+    ref = sources.ref(first_name, octets)
     views: dict[Region, Target] = {}
     for key, name, region in tensors:
         if region not in views:
@@ -187,7 +189,7 @@ def _share(sources: PayloadSources, tensors: list[_Boxed[Key]], targets: dict[Ke
     return ref
 
 
-def _slicer(slices: Slices, archive: Archive) -> Callable[[str], Box | None]:
+def _box_chooser(slices: Slices, archive: Archive) -> Callable[[str], Box | None]:
     """Return a function that gives the box to load of a tensor by name, None for all; see `first_match`."""
     for key, box in slices.items():
         if not isinstance(key, str) or not is_box(box):
@@ -197,20 +199,23 @@ def _slicer(slices: Slices, archive: Archive) -> Callable[[str], Box | None]:
 
 
 def first_match(values: Mapping[str, Value], archive: Archive) -> Callable[[str], Value | None]:
-    """Return a function from a tensor's name to the value of the first key, a name or a pattern, that matches it."""
+    """Return a function from a tensor's name to the value of the first key, name or pattern, that matches, or None."""
     known = set(archive.names())
-    exact: dict[str, tuple[int, Value | None]] = {}  # with their places among all keys
+    exact: dict[str, tuple[int, Value | None]] = {}  # position among all keys, and value
     patterns: list[tuple[int, Callable[[str], bool], Value]] = []
-    for place, (key, value) in enumerate(values.items()):
+    for position, (key, value) in enumerate(values.items()):
         if key in known:
-            exact[key] = place, value
+            exact[key] = position, value
         elif is_pattern(key):
-            patterns.append((place, matcher([key]), value))
+            patterns.append((position, matcher([key]), value))
         else:
             raise TensorNotFoundError(key, lambda: sorted(known), path=archive.path)
 
     def choose(name: str) -> Value | None:
-        place, value = exact.get(name, (len(values), None))
-        return next((other for at, test, other in patterns if at < place and test(name)), value)
+        exact_position, exact_value = exact.get(name, (len(values), None))
+        for position, matches, value in patterns:
+            if position < exact_position and matches(name):
+                return value
+        return exact_value
 
     return choose

@@ -22,8 +22,8 @@ from .boxes import BoxSource, File
 from .host import HostLoader, as_tensor, dst_bytes
 from .protocol import LoadPlan, PayloadRef, RangeSource
 
-_FETCH = 8 << 20  # bytes of one request to a remote archive
-_GAP = 1 << 16  # bytes between two payloads that are read, too, which is faster than a second read
+_REMOTE_READ = 8 << 20  # bytes of one read from a remote archive
+_GAP = 1 << 16  # bytes between two payloads that are read with them, which is faster than a second read
 
 _Request = tuple[PayloadRef, Octets]  # a ref, and the memory for its bytes
 
@@ -51,13 +51,13 @@ class ReadingLoader(HostLoader):
         """Return the tensor; `finish` reads its bytes, unless they are in memory."""
         if ref.path is None and ref.source is None:
             return super().load(ref, dst)
-        first = 0 if ref.check is None else -ref.inside % READ_PIECE  # bytes of the first read, which ends with a block
-        out = new_memory(ref.nbytes, first) if dst is None else dst_bytes(dst, ref)
+        to_boundary = 0 if ref.check is None else -ref.inside % READ_PIECE  # bytes of the first read
+        out = new_memory(ref.nbytes, to_boundary) if dst is None else dst_bytes(dst, ref)
         self._wanted.append((ref, out))
         return as_tensor(out, ref)
 
     def finish(self) -> None:
-        """Read everything, in the order of the file."""
+        """Read everything, in the order of the file; an error of reading, or of a checksum, is raised here."""
         plan, requests = self._plan, self._wanted
         if plan is None:
             raise UnsupportedError("begin(plan) comes first")
@@ -73,8 +73,8 @@ class ReadingLoader(HostLoader):
         files: list[Any] = []
         with ExitStack() as stack:
 
-            @cache
-            def opened(file: File) -> Any:
+            @cache  # each file once
+            def open_file(file: File) -> Any:
                 memory: Any = read_on_demand(file[0], least=0)
                 if memory.identity != file[1]:  # first: an empty file has nothing to close
                     raise SourceError("was replaced or changed since it was opened; load it again", path=file[0])
@@ -82,11 +82,11 @@ class ReadingLoader(HostLoader):
                 files.append(memory.octets)
                 return memory.octets
 
-            each_piece(_Read.run, _planned_reads(plan, requests, opened), advance=advance, threads=READERS)
+            each_piece(_Read.run, _planned_reads(plan, requests, open_file), advance=advance, threads=READERS)
             for octets in files:
                 octets.fill([])  # looks at the file once more
         for ref, out in requests:
-            _check(ref, 0, out.data)  # blocks that no read had whole
+            _check_blocks(ref, 0, out.data)  # those that no read had whole
 
     def abort(self) -> None:
         """Drop the buffers. Nothing else is kept between two calls."""
@@ -99,7 +99,7 @@ class _Read(NamedTuple):
     source: RangeSource
     offset: int
     buffers: list[memoryview]
-    check: Callable[[memoryview], None] = lambda _: None
+    check: Callable[[memoryview], None] = lambda _: None  # called with the bytes; raises if they are damaged
 
     def run(self) -> int:
         """Read by one call of the source, of several buffers through a copy; return the number of bytes."""
@@ -107,55 +107,57 @@ class _Read(NamedTuple):
         octets = self.buffers[0] if len(self.buffers) == 1 else np.empty(nbytes, np.uint8).data
         self.source.readinto_at(self.offset, octets)
         self.check(octets)  # while they are in a cache
-        for buffer in self.buffers if len(self.buffers) > 1 else ():
-            buffer[:] = octets[: len(buffer)]
-            octets = octets[len(buffer) :]
+        if len(self.buffers) > 1:
+            for buffer in self.buffers:
+                buffer[:] = octets[: len(buffer)]
+                octets = octets[len(buffer) :]
         return nbytes
 
 
-def _check(ref: PayloadRef, start: int, octets: memoryview) -> None:
+def _check_blocks(ref: PayloadRef, start: int, octets: memoryview) -> None:
     """Compare bytes of a ref that were read, from `start` on, with the checksums of their blocks."""
     if ref.check is not None:
         ref.check(ref.inside + start, ref.inside + start + len(octets), octets)
 
 
-def _planned_reads(plan: LoadPlan, requests: Iterable[_Request], opened: Callable[[File], Any]) -> list[_Read]:
-    """Return the reads for all refs, source by source; `opened` opens the plan's file, and those of boxes."""
-    grouped: dict[int, list[_Request]] = {}
+def _planned_reads(plan: LoadPlan, requests: Iterable[_Request], open_file: Callable[[File], Any]) -> list[_Read]:
+    """Return the reads for all refs, source by source; `open_file` opens the plan's file, and those of boxes."""
+    by_source: dict[int, list[_Request]] = {}  # 0 for the plan's file
     for ref, out in requests:
-        grouped.setdefault(0 if ref.path is not None else id(ref.source), []).append((ref, out))
+        by_source.setdefault(0 if ref.path is not None else id(ref.source), []).append((ref, out))
     reads: list[_Read] = []
-    for items in grouped.values():
-        ref = items[0][0]
+    for source_requests in by_source.values():
+        ref, _ = source_requests[0]
         if ref.path is not None:
             assert plan.path is not None and plan.identity is not None
-            reads += _reads(opened((plan.path, plan.identity)), items, min(READ_PIECE, plan.max_in_flight), _GAP)
+            file = open_file((plan.path, plan.identity))
+            reads += _reads(file, source_requests, min(READ_PIECE, plan.max_in_flight), _GAP)
             continue
         assert ref.source is not None
         # All refs of a remote archive have the same source, which merges near ones; a box has one of its own.
-        source = ref.source.read_by(opened) if isinstance(ref.source, BoxSource) else ref.source
-        most = max(1, min(_FETCH, plan.max_in_flight // READERS))  # each may take as much again
-        reads += _reads(source, items, most, 0)
+        source = ref.source.reading_files(open_file) if isinstance(ref.source, BoxSource) else ref.source
+        max_nbytes = max(1, min(_REMOTE_READ, plan.max_in_flight // READERS))  # each may take as much again
+        reads += _reads(source, source_requests, max_nbytes, 0)
     return reads
 
 
-def _reads(source: RangeSource, items: Sequence[_Request], most: int, gap: int) -> list[_Read]:
-    """Return reads of up to `most` bytes: neighbours with at most `gap` bytes between in one, large refs in several."""
+def _reads(source: RangeSource, requests: Sequence[_Request], max_nbytes: int, near: int) -> list[_Read]:
+    """Return reads of up to `max_nbytes`: near refs in one, large ones in several, cut between blocks to be checked."""
     reads: list[_Read] = []
-    unused = np.empty(min(gap, most), np.uint8).data  # receives the bytes of gaps
+    unused = np.empty(min(near, max_nbytes), np.uint8).data  # receives the bytes of gaps
     end = size = -1  # of the last read: its end in the file, its number of bytes
-    for ref, out in sorted(items, key=lambda item: item[0].offset):
-        distance = ref.offset - end
-        start = 0
-        blocks = 0 if ref.check is None else ref.check.blocks.size
-        if reads and not blocks and ref.nbytes < 2 * most and 0 <= distance <= len(unused) and size + distance < most:
-            start = min(ref.nbytes, most - size - distance)
-            reads[-1].buffers.extend([unused[:distance], out[:start].data])
-            end, size = ref.offset + start, size + distance + start
+    for ref, out in sorted(requests, key=lambda request: request[0].offset):
+        gap, start = ref.offset - end, 0
+        block = 0 if ref.check is None else ref.check.blocks.size
+        can_join = reads and not block and ref.nbytes < 2 * max_nbytes
+        if can_join and 0 <= gap <= len(unused) and size + gap < max_nbytes:
+            start = min(ref.nbytes, max_nbytes - size - gap)
+            reads[-1].buffers.extend([unused[:gap], out[:start].data])
+            end, size = ref.offset + start, size + gap + start
         while start < ref.nbytes:
-            stop = min(start + most - ((ref.inside + start) % most if blocks else 0), ref.nbytes)
-            reads.append(_Read(source, ref.offset + start, [out[start:stop].data]))
-            if 0 < blocks <= most:
-                reads[-1] = reads[-1]._replace(check=partial(_check, ref, start))
+            past_boundary = (ref.inside + start) % max_nbytes if block else 0
+            stop = min(start + max_nbytes - past_boundary, ref.nbytes)
+            read = _Read(source, ref.offset + start, [out[start:stop].data])
+            reads.append(read._replace(check=partial(_check_blocks, ref, start)) if 0 < block <= max_nbytes else read)
             end, size, start = ref.offset + stop, stop - start, stop
     return reads

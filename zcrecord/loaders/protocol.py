@@ -24,7 +24,7 @@ class RangeSource(Protocol):
     """Source of bytes that are not contiguous in memory or in a file: a remote archive, a box of a tensor."""
 
     def readinto_at(self, offset: int, target: memoryview) -> None:
-        """Fill `target` with the archive's bytes from `offset` on, or raise a RecordError."""
+        """Fill `target` with the source's bytes from `offset` on, or raise a RecordError."""
 
 
 def unmap_pages(octets: memoryview, start: int, stop: int) -> None:
@@ -83,15 +83,16 @@ class PayloadRef:
     inside: int = 0
 
     def read_into(self, target: memoryview, start: int = 0) -> None:
-        """Fill `target` with the bytes from `start` on, out of the mapping, memory or remote archive."""
+        """Fill `target` with the bytes from `start` on, out of the mapping, memory or remote archive; checks blocks."""
         if self.buffer is not None:
             out, octets = np.frombuffer(target, np.uint8), np.frombuffer(self.buffer, np.uint8, len(target), start)
             step = max(len(out), 1) if self.check is None else self.check.blocks.size  # hashed while it is in a cache
-            for at in range(0, len(out), step):
-                np.copyto(out[at : at + step], octets[at : at + step])  # a memoryview's copy would keep the GIL
+            for lo in range(0, len(out), step):
+                piece = out[lo : lo + step]
+                np.copyto(piece, octets[lo : lo + step])  # a memoryview's copy would keep the GIL
                 if self.check is not None:
-                    first, piece = self.inside + start + at, out[at : at + step].data
-                    self.check(first, first + len(piece), piece)
+                    first = self.inside + start + lo
+                    self.check(first, first + len(piece), piece.data)
         elif self.source is not None:
             self.source.readinto_at(self.offset + start, target)
             if self.check is not None:

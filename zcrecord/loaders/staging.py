@@ -133,7 +133,7 @@ class StagingRing:
             offset = self._place(buffer, ref, done)
             count = min(len(buffer.octets) - offset, ref.nbytes - done)
             if count <= 0:
-                self._start()
+                self._submit()
                 continue
             buffer.parts.append(_StagedPart(ref, done, offset, target[done : done + count]))
             buffer.filled = offset + count
@@ -142,7 +142,7 @@ class StagingRing:
     def finish(self) -> None:
         """Wait until everything that was sent is on the device; release all."""
         for _ in self._buffers:
-            self._start()
+            self._submit()
         self._copier.drain()
         self._readers.shutdown()
 
@@ -152,8 +152,8 @@ class StagingRing:
         with contextlib.suppress(Exception):  # a failed device raises at each call
             self._copier.drain()
 
-    def _start(self) -> None:
-        """Submit the current buffer to a reader, and wait until the next one is free."""
+    def _submit(self) -> None:
+        """Submit the current buffer to a reader, and wait until the next one is free; raises a reader's error."""
         buffer = self._buffers[self._turn]
         if buffer.parts:
             buffer.filling = self._readers.submit(self._fill, buffer)
@@ -169,7 +169,7 @@ class StagingRing:
         self._plan.advance(arrived)
 
     def _place(self, buffer: _StagingBuffer, ref: PayloadRef, start: int) -> int:
-        """Return the offset in a buffer for bytes of a ref; neighbours in the file keep their distance."""
+        """Return the offset in a buffer for bytes of a ref; neighbours in the file keep their distance: one read."""
         if buffer.parts and (last := buffer.parts[-1]).ref is not ref and ref.buffer is None:
             gap = ref.offset + start - last.end
             if last.ref.source is ref.source and 0 <= gap <= _GAP:
@@ -179,15 +179,16 @@ class StagingRing:
     def _fill(self, buffer: _StagingBuffer) -> None:
         """Read a buffer's parts, and send their copies; runs in a reader."""
         parts = buffer.parts
-        first = 0
-        for i, part in enumerate(parts, 1):
-            if i < len(parts) and part.ref.buffer is None and parts[i].follows(part):
+        first = parts[0]  # of the parts that the next read brings
+        for part, following in zip(parts, [*parts[1:], None], strict=True):
+            if following is not None and part.ref.buffer is None and following.follows(part):
                 continue
-            ref, start = parts[first].ref, parts[first].start
-            octets = buffer.octets[parts[first].offset : part.offset + len(part.target)]
+            ref, start = first.ref, first.start
+            octets = buffer.octets[first.offset : part.offset + len(part.target)]
             with located(path=ref.path, tensor=ref.name):
                 ref.read_into(octets.data, start)
             ref.let_go(start, start + len(octets))
-            first = i
+            if following is not None:
+                first = following
         copies = ((part.target, buffer.staging[part.offset : part.offset + len(part.target)]) for part in parts)
         self._copier.send(copies, buffer.event)

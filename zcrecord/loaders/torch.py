@@ -1,14 +1,9 @@
 """Loader to torch's devices, by a ring of staging buffers that are filled while others are copied (`staging`).
 
 Knows torch's streams, events and pinned memory, and makes tensors over bytes on a device. Plans are left to `plan`,
-torch's element types to `frameworks.torch`.
-
-==============  ======================================================================================================
-cuda            NVIDIA's devices, and AMD's under the same name: pinned buffers, a stream of its own, so that reading
-                and copying overlap; shown by tests with a stand-in for `torch.cuda`, timed by `tools/bench/gpu.py`
-other devices   the same ring, but each copy is waited for; the CPU too, where `Record.torch` needs no copy at all
-meta            refused: nothing could be loaded into it
-==============  ======================================================================================================
+torch's element types to `frameworks.torch`. To cuda, which is the name of AMD's devices, too, buffers are pinned, and
+copied on a stream of its own, so that reading and copying overlap; tests have a stand-in for `torch.cuda`, and
+`tools/bench/gpu.py` measures it. To other devices, the CPU included, each copy is waited for; "meta" is refused.
 """
 
 from __future__ import annotations
@@ -54,18 +49,18 @@ class TorchLoader:
 
     def __init__(self, device: Any = "cuda", *, readers: int | None = None) -> None:
         self._torch = import_torch()
-        chosen = torch_device(self._torch, device)
-        if chosen.type == "meta":
+        target_device = torch_device(self._torch, device)
+        if target_device.type == "meta":
             raise UnsupportedError("tensors on torch's device 'meta' have no bytes to be loaded; use record.info(name)")
-        if chosen.type == "cuda" and chosen.index is None:
-            chosen = self._torch.device("cuda", self._torch.cuda.current_device())
+        if target_device.type == "cuda" and target_device.index is None:
+            target_device = self._torch.device("cuda", self._torch.cuda.current_device())
         if readers is not None and readers < 1:
             raise LimitError(f"readers={readers}: at least one has to read")
-        self._device, self._readers = chosen, readers or min(os.cpu_count() or 1, _MOST_READERS)
-        self.device = str(chosen)
-        self._copier = DeviceCopier(self._torch, chosen)
+        self._device, self._readers = target_device, readers or min(os.cpu_count() or 1, _MOST_READERS)
+        self.device = str(target_device)
+        self._copier = DeviceCopier(self._torch, target_device)
         self._ring: StagingRing | None = None
-        self._late: list[tuple[Any, Callable[[], Any]]] = []  # copies on the device, made once the bytes are there
+        self._late_copies: list[tuple[Any, Callable[[], Any]]] = []  # on the device: targets, and functions of sources
 
     def can_load(self, device: str, dtype: DType) -> bool:
         """Return True for this device and torch's element types; of float4_e2m1fn it has pairs."""
@@ -98,6 +93,7 @@ class TorchLoader:
         return torch_dtype(self._torch, ref.dtype, ref.bits), torch_shape(ref.dtype, ref.bits, ref.shape)
 
     def _load_new(self, ref: PayloadRef) -> Any:
+        """Return a new tensor on the device, to which the ring will copy the bytes."""
         octets = self._empty((ref.nbytes,), self._torch.uint8)
         tensor = self.view(octets, ref)
         self._send(ref, octets)
@@ -107,7 +103,7 @@ class TorchLoader:
         """Return a tensor as a view of loaded bytes; with negative strides a copy."""
         with located(path=ref.path, tensor=ref.name):
             dtype, shape = self._torch_form(ref)
-        with self._ordinary():
+        with self._outside_inference_mode():
             return self._view(loaded, ref, dtype, shape)
 
     def finish(self) -> None:
@@ -116,31 +112,33 @@ class TorchLoader:
         if ring is None:
             return
         ring.finish()
-        for target, source in self._late:
-            target.copy_(source())
-        if self._late:
+        for target, make_source in self._late_copies:
+            target.copy_(make_source())
+        if self._late_copies:
             self._copier.synchronize()
-        self._ring, self._late = None, []
+        self._ring, self._late_copies = None, []
 
     def abort(self) -> None:
         """Wait for reads and copies under way, and release ring, readers and events. Never raises."""
-        ring, self._ring, self._late = self._ring, None, []
+        ring, self._ring, self._late_copies = self._ring, None, []
         if ring is not None:
             ring.abort()
 
     def _empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return a new tensor on the device without values; LimitError if there is no memory for it."""
         try:
-            with self._ordinary():
+            with self._outside_inference_mode():
                 return self._torch.empty(shape, dtype=dtype, device=self._device)
         except RuntimeError as error:  # torch.OutOfMemoryError of a device, RuntimeError of the CPU
             message = f"{self.device} has no room for {math.prod(shape) * dtype.itemsize} bytes"
             raise LimitError(f"{message}; load fewer tensors with names=, or parts of them with slices=") from error
 
-    def _ordinary(self) -> AbstractContextManager[object]:
-        """Return a context for tensors that reader threads may write to: they are not in inference mode."""
+    def _outside_inference_mode(self) -> AbstractContextManager[object]:
+        """Return a context for new tensors that reader threads may write to, which are not in inference mode."""
         return self._torch.inference_mode(False) if self._torch.is_inference_mode_enabled() else nullcontext()
 
     def _send(self, ref: PayloadRef, octets: Any) -> None:
+        """Queue a ref's bytes for `octets`, a flat tensor of bytes on the device."""
         if self._ring is None:
             raise UnsupportedError("begin(plan) comes before load(ref)")
         self._copier.follow()
@@ -155,28 +153,30 @@ class TorchLoader:
             raise UnsupportedError(f"dst has to be {dtype} of shape {shape}, and is {actual}")
         if not self.can_load(str(dst.device), ref.dtype):
             raise UnsupportedError(f"dst has to be on {self.device}, and is on {dst.device}")
-        target = dst.detach()  # `dst` may be a parameter
         if not ref.nbytes:
             return dst
-        lazy = target.is_conj() or target.is_neg() or target.is_inference()  # its memory has other values
-        if ref.strides is None and target.is_contiguous() and not lazy:
+        target = dst.detach()  # `dst` may be a parameter
+        has_other_bytes = target.is_conj() or target.is_neg() or target.is_inference()  # in memory, than its values
+        if ref.strides is None and target.is_contiguous() and not has_other_bytes:
             self._send(ref, target.reshape(-1).view(torch.uint8))
         else:
             tensor = self._load_new(ref)
-            self._later(target, lambda: tensor)
+            self._copy_later(target, lambda: tensor)
         return dst
 
     def _view(self, loaded: Any, ref: PayloadRef, dtype: Any, shape: tuple[int, ...]) -> Any:
-        item = dtype.itemsize
-        elements = loaded[: len(loaded) // item * item].view(dtype)
+        """Return the tensor of a ref over loaded bytes; with negative strides a copy, made once its bytes are there."""
+        itemsize = dtype.itemsize
+        elements = loaded[: len(loaded) // itemsize * itemsize].view(dtype)
         # Detached, it is no view for autograd, but shares the version counter with tensors it is tied to.
         if ref.strides is None:
             count = math.prod(shape)
-            return elements[ref.byte_offset // item :][:count].view(shape).detach()
-        lowest = ref.byte_offset // item + reach(shape, ref.strides)[0]
+            return elements[ref.byte_offset // itemsize :][:count].view(shape).detach()
+        lowest_reached, _ = reach(shape, ref.strides)
+        lowest = ref.byte_offset // itemsize + lowest_reached
         forward = elements.as_strided(shape, [abs(s) for s in ref.strides], lowest).detach()
         backward = [axis for axis, stride in enumerate(ref.strides) if stride < 0]
-        return self._flip_later(forward, backward) if backward else forward
+        return self._flip_later(forward, backward) if backward else forward  # torch has no negative strides
 
     def _flip_later(self, tensor: Any, axes: list[int]) -> Any:
         """Return a copy of a tensor with some axes flipped, made once its bytes are there."""
@@ -184,12 +184,12 @@ class TorchLoader:
         # torch flips neither all of its unsigned integers nor floats of 8 bits.
         carrier = getattr(self._torch, _CARRIERS.get(tensor.dtype.itemsize, ""), tensor.dtype)
         target, source = flipped.view(carrier), tensor.view(carrier)
-        self._later(target, lambda: source.flip(axes))
+        self._copy_later(target, lambda: source.flip(axes))
         return flipped
 
-    def _later(self, target: Any, source: Callable[[], Any]) -> None:
-        """Copy a tensor once its bytes are there."""
-        if self._ring is None:  # they are
-            target.copy_(source())
+    def _copy_later(self, target: Any, make_source: Callable[[], Any]) -> None:
+        """Copy what `make_source` returns to `target` once all bytes are there: in `finish`, without a load now."""
+        if self._ring is None:
+            target.copy_(make_source())
         else:
-            self._late.append((target, source))
+            self._late_copies.append((target, make_source))

@@ -33,25 +33,25 @@ _PLAIN = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CL
 
 
 def cache_at(folder: Any, url: str, options: Mapping[str, Any]) -> Path | None:
-    """Return the folder of the archive at a URL, with fsspec's options, in a cache's; None if no cache is used.
+    """Return the folder in a cache for the archive at a URL, with fsspec's options; None if no cache is used.
 
     SourceError if a folder cannot be made, or others may write to it; UnsupportedError if `folder` is no path or False.
     """
     root = _folder_of(folder)
     if root is None:
         return None
-    archive = root / _short(identity(url, options))
-    for folder in (root.parent, root):
+    archive = root / _short_hash(identity(url, options))
+    for parent in (root.parent, root):
         try:
-            _make(folder)
-            _check_ours(folder, chosen=folder != root)
+            _make_private(parent)
+            _check_owner(parent, is_users_choice=parent != root)
         except SourceError:
             raise
         except (OSError, ValueError) as error:
             fault = f"the cache's folder cannot be made: {getattr(error, 'strerror', None) or error}"
-            raise SourceError(fault, path=str(folder), errno=getattr(error, "errno", None)) from error
+            raise SourceError(fault, path=str(parent), errno=getattr(error, "errno", None)) from error
     with contextlib.suppress(FileNotFoundError):  # the first entry makes it
-        _check_ours(archive)
+        _check_owner(archive)
     return archive
 
 
@@ -85,8 +85,8 @@ def trim_cache(folder: Any = None, *, limit: int = 0) -> int:
     root = _folder_of(folder)
     if root is None or root.is_symlink() or not root.is_dir():  # there is no cache
         return 0
-    _check_ours(root.parent, chosen=True)
-    _check_ours(root)
+    _check_owner(root.parent, is_users_choice=True)
+    _check_owner(root)
     files, folders = [], []
     for path in root.rglob("*"):
         with contextlib.suppress(OSError):
@@ -109,7 +109,7 @@ def trim_cache(folder: Any = None, *, limit: int = 0) -> int:
 
 
 def _folder_of(folder: Any) -> Path | None:
-    """Return the cache's folder inside the user's folder; None if no cache is used."""
+    """Return the cache's folder inside `cache=`, or ZCRECORD_CACHE for None; None if no cache is used."""
     if folder is None:
         folder = os.environ.get(CACHE_VARIABLE) or False
     if folder is False:
@@ -124,21 +124,21 @@ class VersionCache:
     """Cache entries of one version of one archive, by size and tag. Several processes may use it at once."""
 
     def __init__(self, archive: Path, size: int, tag: str) -> None:
-        self._folder = archive / _short(f"{size} {tag}")
+        self._folder = archive / _short_hash(f"{size} {tag}")
         with contextlib.suppress(FileNotFoundError):  # the first entry makes it
-            _check_ours(self._folder)
+            _check_owner(self._folder)
 
     def get(self, start: int, digest: int, target: memoryview) -> bool:
-        """Read the payload at an offset into `target`; False if it is missing or damaged."""
+        """Read the payload at an offset of the archive into `target`; False if it is missing or damaged."""
         return self.read(start, len(target), 0, target) and digest_of(target) == digest
 
-    def read(self, start: int, size: int, offset: int, target: memoryview) -> bool:
-        """Read bytes of a payload from `offset` on into `target`, unchecked; False if it is missing."""
+    def read(self, start: int, nbytes: int, offset: int, target: memoryview) -> bool:
+        """Read bytes of the payload [start, start + nbytes) from its `offset` on, unchecked; False if it is missing."""
         try:
-            with _open_entry(self._payload(start, size), size) as file:
+            with _open_entry(self._payload(start, nbytes), nbytes) as file:
                 file.seek(offset)
-                while len(target) and (nbytes := file.readinto(target)):
-                    target = target[nbytes:]
+                while len(target) and (count := file.readinto(target)):
+                    target = target[count:]
                 return not len(target)
         except OSError:
             return False
@@ -159,23 +159,23 @@ class VersionCache:
         """Return an entry to which a payload is written piece by piece."""
         return CacheEntry(self._payload(start, nbytes))
 
-    def index(self) -> list[tuple[int, bytes]] | None:
-        """Return the pieces given to `put_index`; None without valid ones."""
+    def read_index(self) -> list[tuple[int, bytes]] | None:
+        """Return the offsets and pieces that were given to `put_index`; None if they are missing or damaged."""
         try:
             with _open_entry(self._folder / _INDEX) as file:
                 line, _, octets = file.readall().partition(b"\n")
             data = json.loads(line)
             if data["digest"] != f"{digest_of(octets):016x}":
                 return None
-            out = []
+            pieces = []
             for offset, nbytes in data["pieces"]:
                 if not (type(offset) is type(nbytes) is int and 0 <= nbytes <= len(octets)):
                     return None
-                out.append((offset, octets[:nbytes]))
+                pieces.append((offset, octets[:nbytes]))
                 octets = octets[nbytes:]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):  # those of JSON, too, of a damaged entry
             return None
-        return out
+        return pieces
 
     def put_index(self, pieces: list[tuple[int, memoryview]]) -> None:
         """Write the pieces needed to open the archive, with their offsets."""
@@ -196,14 +196,14 @@ class CacheEntry:
         self._failed, self._created = False, False
 
     def write(self, octets: memoryview) -> None:
-        """Append bytes; the file is open only meanwhile, since many entries may be begun at a time."""
+        """Append bytes; drops the entry if that fails. The file is open only meanwhile: many entries may be begun."""
         if self._failed:
             return
         try:
             try:
                 file = self._open()
             except FileNotFoundError:  # the first entry, or `trim_cache` removed the folder
-                _make(self._path.parent)
+                _make_private(self._path.parent)
                 file = self._open()
             with file:
                 file.seek(0, os.SEEK_END)
@@ -242,25 +242,26 @@ class CacheEntry:
     __del__ = drop  # loading was cancelled
 
 
-def _make(folder: Path) -> None:
+def _make_private(folder: Path) -> None:
     """Make a folder and its missing parents, readable by their owner alone: archives may be private."""
     for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
         missing.mkdir(mode=0o700, exist_ok=True)
 
 
-def _check_ours(folder: Path, *, chosen: bool = False) -> None:
+def _check_owner(folder: Path, *, is_users_choice: bool = False) -> None:
     """Raise SourceError unless this user or root owns the folder, and nobody else may write to it.
 
-    A folder `chosen` by the user may be a link, or sticky as /tmp is: in it others cannot rename this user's files.
+    The user's choice may be a link, or sticky as /tmp is: in it others cannot rename this user's files.
     """
-    status = folder.stat() if chosen else folder.lstat()
+    status = folder.stat() if is_users_choice else folder.lstat()
+    is_sticky = is_users_choice and bool(status.st_mode & stat.S_ISVTX)
     if not stat.S_ISDIR(status.st_mode):
-        fault = f"the cache's folder is {'a file' if chosen else 'a link or a file'}"
+        fault = f"the cache's folder is {'a file' if is_users_choice else 'a link or a file'}"
         advice = "name another one in {}"
-    elif not _is_owners(status):
+    elif not _is_trusted(status):
         fault = f"the cache's folder is another user's (number {status.st_uid}), who could change what is loaded"
         advice = "name one of your own in {}"
-    elif hasattr(os, "geteuid") and status.st_mode & _OTHERS and not (chosen and status.st_mode & stat.S_ISVTX):
+    elif hasattr(os, "geteuid") and status.st_mode & _OTHERS and not is_sticky:
         writers = "everybody" if status.st_mode & stat.S_IWOTH else "its group"
         fault = f"{writers} may write to the cache's folder, and could change what is loaded"
         advice = "take that right away (chmod go-w), or name another in {}"
@@ -269,7 +270,7 @@ def _check_ours(folder: Path, *, chosen: bool = False) -> None:
     raise SourceError(fault, path=str(folder), advice=Advice(advice, "cache"))
 
 
-def _is_owners(status: os.stat_result) -> bool:
+def _is_trusted(status: os.stat_result) -> bool:
     return not hasattr(os, "geteuid") or status.st_uid in (os.geteuid(), 0)
 
 
@@ -279,7 +280,7 @@ def _open_entry(path: Path, nbytes: int | None = None) -> Any:
     try:
         status = os.fstat(fd)
         fits = status.st_size <= 2 * MAX_INDEX_SIZE if nbytes is None else status.st_size == nbytes
-        is_private = _is_owners(status) and (os.name != "posix" or not status.st_mode & _OTHERS)
+        is_private = _is_trusted(status) and (os.name != "posix" or not status.st_mode & _OTHERS)
         if not stat.S_ISREG(status.st_mode) or not fits or not is_private:
             raise OSError("not an entry of a cache")
         with contextlib.suppress(OSError):  # a read-only file of root's
@@ -290,5 +291,5 @@ def _open_entry(path: Path, nbytes: int | None = None) -> Any:
         raise
 
 
-def _short(text: str) -> str:
+def _short_hash(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:32]

@@ -42,25 +42,27 @@ def identity(url: str, options: Mapping[str, Any]) -> str:
 
 def _without_signature(url: str) -> str:
     """Return a URL without its signature, the rest as it is written."""
-    before, _, after = url.partition("?")
-    query, fragment, rest = after.partition("#")
-    names = [pair.partition("=")[0].lower() for pair in query.split("&")]
-    signed = {n for prefix in _PREFIXED if f"{prefix}signature" in names for n in names if n.startswith(prefix)}
-    signed |= {name for needed, removed in _SIGNED if needed <= set(names) for name in removed}
-    if not signed:
+    address, _, after = url.partition("?")
+    query, mark, fragment = after.partition("#")
+    pairs = query.split("&")
+    names = [pair.partition("=")[0].lower() for pair in pairs]
+    prefixes = tuple(prefix for prefix in _PREFIXED if f"{prefix}signature" in names)
+    removed = {name for name in names if name.startswith(prefixes)}
+    removed.update(*(parameters for required, parameters in _SIGNED if required <= set(names)))
+    if not removed:
         return url
-    pairs = [pair for pair, name in zip(query.split("&"), names, strict=True) if name not in signed]
-    return before + ("?" if pairs else "") + "&".join(pairs) + fragment + rest
+    unsigned = "&".join(pair for pair, name in zip(pairs, names, strict=True) if name not in removed)
+    return address + ("?" if unsigned else "") + unsigned + mark + fragment
 
 
 def _public(options: Any) -> Any:
     """Return options as JSON values, without credentials."""
     if isinstance(options, Mapping):
-        public = {str(k): _public(v) for k, v in options.items() if str(k).lower() not in _CREDENTIALS}
-        return {k: v for k, v in public.items() if v not in (None, {}, [])}
+        public = {str(name): _public(value) for name, value in options.items() if str(name).lower() not in _CREDENTIALS}
+        return {name: value for name, value in public.items() if value not in (None, {}, [])}
     if isinstance(options, list | tuple):
         return [_public(item) for item in options]
     if options is None or isinstance(options, str | int | float | bool):
         return options
     text = repr(options)
-    return type(options).__qualname__ if " at 0x" in text else text
+    return type(options).__qualname__ if " at 0x" in text else text  # an address changes with each run

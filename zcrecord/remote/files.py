@@ -20,7 +20,7 @@ _AT_ONCE = 4
 
 
 def list_files(url: str, options: Mapping[str, Any]) -> dict[str, int]:
-    """Return the sizes of the files below a URL, in any depth, by their paths from there on, which are in order."""
+    """Return the sizes of the files below a URL, in any depth, by relative path, sorted; none if there is no folder."""
     fs, root = connect(url, options)
     infos: Mapping[str, Any] = {}
     with contextlib.suppress(SourceNotFoundError), store_refusals(redacted(url), "its files cannot be listed"):
@@ -67,9 +67,9 @@ class ForwardReader(io.RawIOBase):
         if not self._next:
             self._ahead = self._file.start(_PIECE)  # or more, from a server without range requests
         elif nbytes := min(_PIECE * _AT_ONCE, self._file.size - self._next):
-            room = memoryview(bytearray(nbytes))
-            self._file.fill([(self._next + at, room[at : at + _PIECE]) for at in range(0, nbytes, _PIECE)])
-            self._ahead = room
+            octets = memoryview(bytearray(nbytes))
+            self._file.fill([(self._next + lo, octets[lo : lo + _PIECE]) for lo in range(0, nbytes, _PIECE)])
+            self._ahead = octets
         else:
             self._file.look()
         self._next += len(self._ahead)

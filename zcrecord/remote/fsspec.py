@@ -27,6 +27,7 @@ class FsspecFile(RemoteFile):
         self.check_same()
 
     def start(self, nbytes: int) -> memoryview:
+        """Ask for size and version tag at the first call, then fetch the first bytes."""
         if self.size < 0:
             self.check_same()
         first = bytearray(min(nbytes, self.size))
@@ -36,15 +37,17 @@ class FsspecFile(RemoteFile):
 
     def check_same(self) -> None:
         """Ask for size and version again, past the file system's cache; of a new S3 server once, for a limited time."""
-        limit = first_answer(self.connection()[0]) if self.size < 0 else {}
-        self._check(self._retry(lambda: self._info(**limit), 1 if limit else TRIES))
+        fs, _ = self.connection()
+        time_limit = first_answer(fs) if self.size < 0 else {}
+        self._check(self._retry(lambda: self._info(**time_limit), 1 if time_limit else TRIES))
 
-    def _info(self, **limit: float) -> Mapping[str, Any]:
+    def _info(self, **time_limit: float) -> Mapping[str, Any]:
         fs, path = self.connection()
         fs.invalidate_cache(path)
-        return dict(fs.info(path, **limit))
+        return dict(fs.info(path, **time_limit))
 
     def _check(self, info: Mapping[str, Any]) -> None:
+        """Store or compare size and version tag; SourceError for a folder, and for a file that is stored encoded."""
         if info.get("type") == "directory" or info.get("size") is None:
             raise SourceError("is not a file, or hides its size; name a file, or download it", path=self.shown)
         if (coding := _coding(info)) not in ("", "identity"):
@@ -53,6 +56,7 @@ class FsspecFile(RemoteFile):
         self.check_version(int(info["size"]), version_tag(info))
 
     def fill(self, requests: list[Request]) -> None:
+        """Fetch the bytes of all requests, several at a time."""
         if len(requests) == 1:  # one request needs no thread
             self._fetch(requests[0])
             return
@@ -60,10 +64,11 @@ class FsspecFile(RemoteFile):
             pass
 
     def _fetch(self, request: Request) -> None:
+        """Fill the memory of one request with all its bytes, or raise SourceError; tries again after lost answers."""
         offset, target = request
         fs, path = self.connection()
 
-        def ask() -> bytes:
+        def read_range() -> bytes:
             data: bytes = fs.cat_file(path, start=offset, end=offset + len(target))
             if len(data) > len(target):
                 fault = f"the server sent {len(data)} bytes where {len(target)} were asked for"
@@ -73,9 +78,9 @@ class FsspecFile(RemoteFile):
                 raise EOFError(f"{len(data)} of {len(target)} bytes came")
             return data
 
-        target[:] = self._retry(ask)
+        target[:] = self._retry(read_range)
 
-    def _retry(self, ask: Callable[[], T], most: int = TRIES) -> T:
+    def _retry(self, ask: Callable[[], T], max_tries: int = TRIES) -> T:
         """Return the result of `ask`, called again after errors that may pass: exceptions of any class but a few."""
         tries = 0
         while True:
@@ -92,13 +97,13 @@ class FsspecFile(RemoteFile):
                 raise SourceError(fault, path=self.shown) from error
             except Exception as error:
                 tries += 1
-                if tries == most:
+                if tries == max_tries:
                     self._check_replaced(error)
-                    raise self.failed_error(error_text(error), most) from error
+                    raise self.failed_error(error_text(error), max_tries) from error
                 time.sleep(retry_delay(tries))
 
     def _check_replaced(self, error: Exception) -> None:
-        """Raise if the file was replaced, which may be why a range cannot be read; asks once."""
+        """Raise SourceError if the file was replaced, which may be why a range cannot be read; asks the server once."""
         if self.size < 0:
             return
         try:
@@ -111,7 +116,7 @@ class FsspecFile(RemoteFile):
 
 
 def _coding(info: Mapping[str, Any]) -> str:
-    """Return the Content-Encoding that a file is stored with, "" if none is told: any publisher may set gzip."""
+    """Return the Content-Encoding that a file is stored with, such as gzip; "" if the server does not tell one."""
     settings = info.get("content_settings")
     sources = [info, settings] if isinstance(settings, Mapping) else [info]
     return next((str(s[name]).strip().lower() for s in sources for name in _CODINGS if s.get(name)), "")

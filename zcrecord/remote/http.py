@@ -22,9 +22,9 @@ from .ranges import NEAR
 T = TypeVar("T")
 
 SMALL = 8 << 20  # bytes of a file that is fetched whole from a server without range requests
-_AGAIN = (408, 425, 429, 500, 502, 503, 504)  # statuses of servers that are busy or about to restart
-_MOVED = (301, 302, 303, 307, 308)
-_MOST_MOVES = 10  # redirects that are followed; aiohttp has the same limit, browsers 20
+_RETRIED_STATUSES = (408, 425, 429, 500, 502, 503, 504)  # statuses of servers that are busy or about to restart
+_REDIRECT_STATUSES = (301, 302, 303, 307, 308)
+_MAX_REDIRECTS = 10  # redirects that are followed; aiohttp has the same limit, browsers 20
 _SHARED = frozenset(  # options of aiohttp that hold for a server that a redirect leads to; others may have secrets
     ("timeout", "ssl", "proxy", "proxy_auth", "proxy_headers", "trust_env", "auto_decompress", "read_bufsize")
 )
@@ -39,7 +39,7 @@ _LENGTH = re.compile("[0-9]{1,19}")
 _CONTENT_RANGE = re.compile(r"bytes (?:([0-9]{1,19})-([0-9]{1,19})|\*)/([0-9]{1,19}|\*)")
 
 
-class _AgainError(Exception):
+class _RetryError(Exception):
     """The request should be tried again, after as many seconds as the server asked for."""
 
     def __init__(self, fault: str, seconds: float = 0.0) -> None:
@@ -93,7 +93,7 @@ class HttpFile(RemoteFile):
         self._run(self._fetch_all([_Transfer(offset, target) for offset, target in requests]))
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run in fsspec's own thread; after an interrupt, wait until no byte is written any more."""
+        """Run a coroutine in fsspec's own thread; after an interrupt, wait until it writes no more bytes."""
         ended = threading.Event()
 
         async def work_and_report() -> T:
@@ -112,6 +112,7 @@ class HttpFile(RemoteFile):
             raise
 
     async def _fetch_all(self, parts: list[_Transfer]) -> None:
+        """Fetch several ranges, some at a time; an error of one ends all, before it is raised."""
         limit = asyncio.Semaphore(MOST_AT_ONCE)
 
         async def fetch(part: _Transfer) -> None:
@@ -128,7 +129,7 @@ class HttpFile(RemoteFile):
             raise
 
     async def _fetch_in_time(self, part: _Transfer, *, first: bool = False) -> memoryview | None:
-        """Repeat a request until all bytes have come; returns the whole file if the first answer had that."""
+        """Fetch a range, in a limited time; return the whole file instead if the `first` request was answered so."""
         nbytes, clock = part.missing, asyncio.get_running_loop().time
         start = clock()
         try:
@@ -140,22 +141,23 @@ class HttpFile(RemoteFile):
             raise SourceError(f"{fault}; the server or the line is too slow", path=self.shown) from None
 
     async def _fetch_with_retries(self, part: _Transfer, *, first: bool) -> memoryview | None:
-        """Make a request again after errors that may pass, at most TRIES times without progress."""
+        """Fetch a range; ask again after errors that may pass, at most TRIES times without progress."""
         import aiohttp
 
         tries = 0
         while True:
-            before = part.received
+            received_before = part.received
             try:
                 whole = await self._request(part, first=first)
                 if whole is not None or not part.missing:
                     return whole
-                raise _AgainError(f"only {part.received} of {len(part.target)} bytes came")
+                raise _RetryError(f"only {part.received} of {len(part.target)} bytes came")
             except (aiohttp.ClientSSLError, aiohttp.InvalidURL) as error:
                 # Not from the error: its text may have the query.
                 raise SourceError(f"cannot be read: {_reason(error)}", path=self.shown) from None
-            except (_AgainError, aiohttp.ClientError, TimeoutError, ConnectionError) as error:
-                tries = 1 if part.received - before >= NEAR else tries + 1  # a server may send less at a time
+            except (_RetryError, aiohttp.ClientError, TimeoutError, ConnectionError) as error:
+                has_progressed = part.received - received_before >= NEAR  # a server may send less at a time
+                tries = 1 if has_progressed else tries + 1
                 if tries == TRIES:
                     raise self.failed_error(_reason(error)) from None
                 await asyncio.sleep(retry_delay(tries, getattr(error, "seconds", 0.0)))
@@ -164,16 +166,16 @@ class HttpFile(RemoteFile):
                 raise SourceError(fault, path=self.shown) from None
 
     async def _request(self, part: _Transfer, *, first: bool) -> memoryview | None:
-        """Make one request, following redirects, and write its bytes to their place."""
+        """Make one request, following redirects, and write its bytes to their place; return a file that came whole."""
         hop = await self._first_hop(f"bytes={part.offset}-{part.offset + part.missing - 1}")
         follow = hop.options.pop("allow_redirects", True)
-        for _ in range(hop.options.pop("max_redirects", _MOST_MOVES) + 1):
+        for _ in range(hop.options.pop("max_redirects", _MAX_REDIRECTS) + 1):
             required: dict[str, Any] = {"allow_redirects": False, "auto_decompress": False}
             async with hop.session.get(hop.url, headers=hop.headers, **{**hop.options, **required}) as answer:
                 if len(hop.session.cookie_jar) > _MOST_COOKIES:
                     hop.session.cookie_jar.clear()  # those of the session's other servers, too
                     raise SourceError(f"it sent more than {_MOST_COOKIES} cookies; {_DOWNLOAD}", path=self.shown)
-                if answer.status not in _MOVED or not follow:
+                if answer.status not in _REDIRECT_STATUSES or not follow:
                     return await self._receive(answer, part, first=first)
                 location = self._header(answer.headers, "Location")
             hop = await self._next_hop(hop, location)
@@ -186,10 +188,11 @@ class HttpFile(RemoteFile):
         fs, url = self.connection()
         options = dict(fs.kwargs)
         required = {"Range": byte_range, "Accept-Encoding": "identity"}
-        users = {k: v for k, v in dict(options.pop("headers", {})).items() if str(k).title() not in required}
+        given = dict(options.pop("headers", {})).items()
+        headers = {name: value for name, value in given if str(name).title() not in required} | required
         if "timeout" not in fs.client_kwargs:
             options.setdefault("timeout", aiohttp.ClientTimeout(sock_connect=_CONNECT, sock_read=_SILENCE))
-        return _Hop(fs.encode_url(url), await fs.set_session(), {**users, **required}, options)
+        return _Hop(fs.encode_url(url), await fs.set_session(), headers, options)
 
     async def _next_hop(self, hop: _Hop, location: str) -> _Hop:
         """Return the next step of a request; to another server without the user's headers, cookies and passwords."""
@@ -221,9 +224,10 @@ class HttpFile(RemoteFile):
         return self._bare[1]
 
     async def _receive(self, answer: Any, part: _Transfer, *, first: bool) -> memoryview | None:
+        """Write an answer's bytes to their place once its headers are checked; return a file that came whole."""
         self._check_status(answer.status, answer.headers)
-        codings = [c.strip() for c in ",".join(answer.headers.getall("Content-Encoding", ())).split(",")]
-        if not {c.lower() for c in codings} <= {"", "identity"} and answer.status != 416:
+        codings = [coding.strip() for coding in ",".join(answer.headers.getall("Content-Encoding", ())).split(",")]
+        if not {coding.lower() for coding in codings} <= {"", "identity"} and answer.status != 416:
             encoded = f"the server sends it encoded ({', '.join(filter(None, codings))}), which the request ruled out"
             raise SourceError(f"{encoded}; {_DOWNLOAD}", path=self.shown)
         if answer.status == 200:
@@ -247,14 +251,15 @@ class HttpFile(RemoteFile):
         raise SourceError(f"{fault}; try again, or {_DOWNLOAD}", path=self.shown)
 
     def _check_status(self, status: int, headers: Mapping[str, str]) -> None:
+        """Raise for a status other than 200, 206 and 416: SourceError, or _RetryError from a busy server."""
         if status in (404, 410):
             raise self.missing_error()
         if status in (401, 403, 407):
             advice = Advice("give credentials in {}", "storage_options")
             raise SourceError(f"the server refused it (HTTP {status})", path=self.shown, advice=advice)
-        if status in _AGAIN:
+        if status in _RETRIED_STATUSES:
             seconds = headers.get("Retry-After", "")
-            raise _AgainError(f"HTTP {status}", float(seconds) if seconds.isdecimal() else 0.0)
+            raise _RetryError(f"HTTP {status}", float(seconds) if seconds.isdecimal() else 0.0)
         if status not in (200, 206, 416):
             raise SourceError(f"the server answered HTTP {status} and not 206; {_DOWNLOAD}", path=self.shown)
 
@@ -271,7 +276,7 @@ class HttpFile(RemoteFile):
         whole = _Transfer(0, memoryview(bytearray(nbytes)))
         await self._receive_body(answer, whole)
         if whole.missing:
-            raise _AgainError(f"only {whole.received} of {nbytes} bytes came")
+            raise _RetryError(f"only {whole.received} of {nbytes} bytes came")
         self.check_version(nbytes, *self._tag(answer.headers))
         return whole.target
 
@@ -315,7 +320,7 @@ class HttpFile(RemoteFile):
 
 
 def _reason(error: BaseException) -> str:
-    """Return an error's reason, without secrets."""
+    """Return an error's reason without secrets, such as a URL's query."""
     kind = type(error).__name__
     if isinstance(error, TimeoutError):
         return "no connection in time" if kind == "ConnectionTimeoutError" else "no answer in time"

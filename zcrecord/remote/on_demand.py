@@ -16,7 +16,7 @@ from zcrecord.errors import IntegrityError
 
 from .cache import VersionCache
 from .file import RemoteFile, Request
-from .ranges import Range, RangeSet, cut, merged
+from .ranges import PayloadRange, Range, RangeSet, cut, merged
 
 _PIECE = 8 << 20  # bytes hashed at a time, so that Ctrl-C need not wait for a large payload
 
@@ -32,25 +32,11 @@ class Checksum(NamedTuple):
         return self.digest(octets) == self.expected
 
     def digest(self, octets: memoryview) -> bytes:
-        """Return the digest of bytes."""
+        """Return the digest of bytes, of the kind of the expected one."""
         running = self.new()
         for start in range(0, len(octets), _PIECE):
             running.update(octets[start : start + _PIECE])
         return bytes(running.digest())
-
-
-class PayloadRange(NamedTuple):
-    """A payload or another range of the file. `digest` is None if it is not checked; `name` is a tensor's."""
-
-    start: int
-    nbytes: int
-    digest: int | None
-    name: str = ""
-
-    @property
-    def end(self) -> int:
-        """Offset of the byte after it."""
-        return self.start + self.nbytes
 
 
 class OnDemandMemory:
@@ -74,15 +60,16 @@ class OnDemandMemory:
         self._fetching.clear()
 
     def _reset_after_fork(self) -> None:
+        """Forget the threads of the parent process, the first time in a forked one."""
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._reset()
 
-    def fetch_payloads(self, payloads: list[tuple[int, int, int | None]]) -> None:
-        """Have payloads in memory, each checked: from the cache, by merged requests, or by another thread."""
+    def fetch_payloads(self, payloads: list[PayloadRange]) -> None:
+        """Have payloads in memory, each checked; returns once this thread, or others, have fetched them all."""
         if self._checked.issuperset(payload[:2] for payload in payloads):  # nearly always: no lock is taken then
             return
-        by_range = {payload[:2]: PayloadRange(*payload) for payload in payloads}
+        by_range = {payload[:2]: payload for payload in payloads}
         while True:
             claimed, fetched_elsewhere = self._claim(by_range)
             if claimed:
@@ -99,7 +86,7 @@ class OnDemandMemory:
                 return
 
     def read(self, requests: Iterable[Request], *, again: bool = False) -> None:
-        """Fill memory with the file's bytes, unchecked and not kept; with `again` fetch those that are present, too."""
+        """Fill targets with bytes of the file, unchecked and not kept; with `again` fetch those in memory, too."""
         self._reset_after_fork()
         missing_requests = []
         for offset, target in requests:
@@ -107,7 +94,10 @@ class OnDemandMemory:
             with self._lock:
                 missing = [(offset, end)] if again else self._present.missing(offset, end)
             position = offset
-            for start, stop in [*missing, (end, end)]:
+            for start, stop in [
+                *missing,
+                (end, end),
+            ]:  # present ones lie before each missing range, and at the end
                 target[position - offset : start - offset] = self._octets[position:start]
                 position = stop
             missing_requests += [(start, target[start - offset : stop - offset]) for start, stop in cut(missing)]
@@ -141,7 +131,7 @@ class OnDemandMemory:
         return list(claimed.values()), events
 
     def _fetch_and_check(self, payloads: list[PayloadRange]) -> None:
-        """Fetch payloads from cache or server, and check them; one that does not match is fetched once more."""
+        """Fetch payloads from cache or server, and check them; IntegrityError for one that does not match twice."""
         cache, fetched = self.cache, payloads
         if cache is not None:
             fetched = [payload for payload in payloads if not self._read_cached(cache, payload)]
@@ -163,16 +153,17 @@ class OnDemandMemory:
                     cache.put(payload.start, self._bytes(payload))
 
     def _read_cached(self, cache: VersionCache, payload: PayloadRange) -> bool:
-        """Read a payload from the cache; False if it is missing or damaged there, or present in part."""
+        """Read a payload from the cache, and check it; False if it is not there undamaged, or partly in memory."""
         whole = payload.start, payload.end
         with self._lock:
-            present = not self._present.missing(*whole)
-            if payload.digest is None or present or self._not_being_filled([whole]) != [whole]:
+            is_present = not self._present.missing(*whole)
+            if payload.digest is None or is_present or self._not_being_filled([whole]) != [whole]:
                 return False
             self._writing.append(whole)
         try:
-            cached = cache.get(payload.start, payload.digest, self._bytes(payload))
-            if not cached or (self.pins and not self._matches(payload)):
+            if not cache.get(payload.start, payload.digest, self._bytes(payload)):
+                return False
+            if self.pins and not self._matches(payload):  # the cache compares 64 bits only
                 return False
             self._add([whole])
             return True
@@ -216,10 +207,10 @@ class OnDemandMemory:
 
     def _not_being_filled(self, ranges: Iterable[Range]) -> list[Range]:
         """Return the parts of ranges that no thread is filling."""
-        claimed = RangeSet()
+        writing = RangeSet()
         for start, end in self._writing:
-            claimed.add(start, end)
-        return [part for start, end in ranges for part in claimed.missing(start, end)]
+            writing.add(start, end)
+        return [part for start, end in ranges for part in writing.missing(start, end)]
 
     def _finish_filling(self, ranges: list[Range]) -> None:
         with self._lock:

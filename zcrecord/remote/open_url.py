@@ -58,7 +58,7 @@ def open_url(
         return file
     options = dict(options or {})
     with located(path=file.shown):
-        archive = _open(file, verify, _cached(file, url, cache, options), open_other)
+        archive = _open(file, verify, _cache_folder(file, url, cache, options), open_other)
 
     def recipe(archive: Archive) -> tuple[Any, ...]:
         return _reopen, (url, verify, cache, options, _sha256(archive), archive.source.pins())
@@ -92,7 +92,7 @@ def _reopen(
 
 
 def _sha256(archive: Archive) -> bytes:
-    """Return the SHA-256 of header, index and trailer; of all of an archive that is in memory."""
+    """Return the SHA-256 of header, index and trailer; of the whole archive, if that is in memory."""
     octets = archive.buffer
     ranges = [(0, len(octets))] if not archive.source.is_remote else _index_ranges(archive.header, len(octets))
     running = hashlib.sha256()
@@ -101,9 +101,10 @@ def _sha256(archive: Archive) -> bytes:
     return running.digest()
 
 
-def _open(file: RemoteFile, verify: Verify, cached: Path | None, open_other: OpenOther | None = None) -> Archive:
+def _open(file: RemoteFile, verify: Verify, cache_folder: Path | None, open_other: OpenOther | None) -> Archive:
     """Return the archive in a remote file, packed or not, or what `open_other` makes of another format's."""
-    first = file.start(HEADER_SIZE if cached is not None and has_entries(cached) else _FIRST)
+    is_cached = cache_folder is not None and has_entries(cache_folder)  # index and trailer, too, if they are the same
+    first = file.start(HEADER_SIZE if is_cached else _FIRST)
     if is_packed(first):
         table, fetched = read_table(file, first)
         if table is None:
@@ -112,8 +113,8 @@ def _open(file: RemoteFile, verify: Verify, cached: Path | None, open_other: Ope
         first = file.start(HEADER_SIZE)
     if file.size < 2 * HEADER_SIZE or len(first) < HEADER_SIZE:
         raise too_short(file.size, bytes(first[:HEADER_SIZE]))
-    memory, present = _memory(file, first)
-    remote = RemoteMemory(file, memory.octets, present, _version_cache(file, cached))
+    memory, present = _memory_of(file, first)
+    remote = RemoteMemory(file, memory.octets, present, _version_cache(file, cache_folder))
     if open_other is not None and first[:8] != MAGIC:
         other = open_other(memory, remote.fetch_range, partial(RemoteSource, remote))
         if other is not None:
@@ -121,21 +122,22 @@ def _open(file: RemoteFile, verify: Verify, cached: Path | None, open_other: Ope
     return _open_indexed(remote, memory, present, verify)
 
 
-def _cached(file: RemoteFile, url: str, cache: Any, options: Mapping[str, Any] | None) -> Path | None:
+def _cache_folder(file: RemoteFile, url: str, cache: Any, options: Mapping[str, Any] | None) -> Path | None:
+    """Return the folder of a file in the cache, None without a cache; fsspec's own configuration is part of its key."""
     fs, _ = file.connection()
     return cache_at(cache, url, {**fs.storage_options, **(options or {})})
 
 
-def _version_cache(file: RemoteFile, cached: Path | None) -> VersionCache | None:
+def _version_cache(file: RemoteFile, folder: Path | None) -> VersionCache | None:
     """Return the entries of the version that was opened; None without a cache, or if versions cannot be told apart."""
-    return VersionCache(cached, file.size, file.tag) if cached and file.tag is not None and file.strong else None
+    return VersionCache(folder, file.size, file.tag) if folder and file.tag is not None and file.strong else None
 
 
 def _open_indexed(remote: RemoteMemory, memory: Memory, present: RangeSet, verify: Verify) -> Archive:
     """Read index and trailer from the cache or the server, and return the archive once they are checked."""
     octets, cache = memory.octets, remote.cache
     header = decode_header(bytes(octets[:HEADER_SIZE]))
-    was_cached = cache is not None and _read_cached(cache, octets, present)
+    was_cached = cache is not None and _read_cached_index(cache, octets, present)
     if not was_cached:
         _fetch_index(remote, octets, header, max(HEADER_SIZE, remote.near))
     try:
@@ -150,24 +152,22 @@ def _open_indexed(remote: RemoteMemory, memory: Memory, present: RangeSet, verif
     return archive
 
 
-def _memory(file: RemoteFile, first: memoryview) -> tuple[Memory, RangeSet]:
-    """Return sparse memory for a file of which the first bytes are present, and its present ranges."""
+def _memory_of(file: RemoteFile, first: memoryview) -> tuple[Memory, RangeSet]:
+    """Return memory as large as a file, with its first bytes, and the set of its present ranges."""
     present = RangeSet()
     present.add(0, len(first))
     return sparse_memory(file.size, [(0, first)])._replace(path=file.shown, filled=present.ranges), present
 
 
 def open_ranges(url: str, open_memory: OpenOther, cache: Any, options: Mapping[str, Any] | None) -> Archive:
-    """Open the file behind a URL, of any type, by a function; only its first bytes are in memory.
-
-    The cache keeps payloads that have a digest.
-    """
+    """Open a file of any type behind a URL by a function, its first bytes in memory; caches payloads with digests."""
     file = remote_file(url, options)
     if isinstance(file, str):
         raise UnsupportedError("is a local file, which an archive behind a URL cannot name", path=file)
     with located(path=file.shown):
-        memory, present = _memory(file, file.start(_FIRST))
-        remote = RemoteMemory(file, memory.octets, present, _version_cache(file, _cached(file, url, cache, options)))
+        memory, present = _memory_of(file, file.start(_FIRST))
+        folder = _cache_folder(file, url, cache, options)
+        remote = RemoteMemory(file, memory.octets, present, _version_cache(file, folder))
         archive = open_memory(memory, remote.fetch_range, partial(RemoteSource, remote))
     assert archive is not None, "it takes any file"
     return archive
@@ -180,7 +180,7 @@ def _index_ranges(header: Header, size: int) -> list[Range]:
 
 
 def _fetch_index(remote: RemoteMemory, octets: memoryview, header: Header | None, tail_nbytes: int) -> None:
-    """Fetch index and trailer; without a header the last bytes first. `open_archive` checks the sizes."""
+    """Fetch index and trailer; without a sealed header first the last `tail_nbytes`, which hold the trailer."""
     size = len(octets)
     if header is None:
         remote.fetch([(max(0, size - tail_nbytes), size)])
@@ -189,9 +189,9 @@ def _fetch_index(remote: RemoteMemory, octets: memoryview, header: Header | None
         remote.fetch(_index_ranges(header, size))
 
 
-def _read_cached(cache: VersionCache, octets: memoryview, present: RangeSet) -> bool:
+def _read_cached_index(cache: VersionCache, octets: memoryview, present: RangeSet) -> bool:
     """Read index and trailer from the cache; False if they are missing, or do not fit the header that was fetched."""
-    pieces = cache.index()
+    pieces = cache.read_index()
     if not pieces or len(pieces[-1][1]) != HEADER_SIZE or pieces[0][1] != octets[:HEADER_SIZE]:
         return False
     try:

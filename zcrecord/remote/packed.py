@@ -60,27 +60,28 @@ class UnpackedFile(RemoteFile):
         return out
 
     def fill(self, requests: list[Request]) -> None:
-        users: dict[int, list[Request]] = {}
+        """Fill requests from the frames that hold their bytes, each frame decompressed once."""
+        by_frame: dict[int, list[Request]] = {}
         for offset, target in requests:
             for i in self._table.covering([(offset, offset + len(target))]).tolist():
-                users.setdefault(i, []).append((offset, target))
-        for group in self._groups(sorted(users)):
+                by_frame.setdefault(i, []).append((offset, target))
+        for group in self._frame_groups(sorted(by_frame)):
             for i, content in self._contents(group).items():
                 lo, hi = self._table.range(i)
-                for offset, target in users[i]:
+                for offset, target in by_frame[i]:
                     start, stop = max(lo, offset), min(hi, offset + len(target))
                     target[start - offset : stop - offset] = content[start - lo : stop - lo]
 
     def check_same(self) -> None:
         self._packed.check_same()
 
-    def _groups(self, chosen: list[int]) -> list[list[int]]:
-        """Return frames in groups of limited size, so that not all of them are in memory."""
+    def _frame_groups(self, numbers: list[int]) -> list[list[int]]:
+        """Return the numbers of frames in groups of up to 16 MiB, so that not all of them are in memory at a time."""
         starts = self._table.starts
         sizes = np.maximum(self._table.sizes, np.diff(starts))
         groups: list[list[int]] = []
         total = 0
-        for i in chosen:
+        for i in numbers:
             gap = min(int(starts[i] - starts[groups[-1][-1] + 1]), NEAR) if groups else 0
             if not groups or total + gap + int(sizes[i]) > _RECENT:
                 groups.append([])
@@ -90,7 +91,7 @@ class UnpackedFile(RemoteFile):
         return groups
 
     def _contents(self, group: list[int]) -> dict[int, memoryview]:
-        """Return the content of frames; those decompressed recently are not fetched again."""
+        """Return the content of frames by their numbers; those decompressed recently are not fetched again."""
         known = {i: octets for i in group if (octets := self._recent.get(i)) is not None}
         missing = [i for i in group if i not in known]
         self._requested[missing] = True
@@ -110,14 +111,14 @@ class UnpackedFile(RemoteFile):
         self._recent = recent  # in one step: other threads see the old dict or the new one
         return known | new
 
-    def _fetch(self, chosen: list[int]) -> dict[int, memoryview]:
-        """Return the content of frames, near ones fetched together."""
+    def _fetch(self, numbers: list[int]) -> dict[int, memoryview]:
+        """Return the content of frames by their numbers, near ones fetched together."""
         table = self._table
-        ranges = merged(table.packed_range(i) for i in chosen)
+        ranges = merged(table.packed_range(i) for i in numbers)
         fetched = {lo: _read_or_fetch(self._packed, self._fetched, lo, hi - lo) for lo, hi in ranges}
         decompress = frames.frame_decompressor(table)
         out: dict[int, memoryview] = {}
-        for i in chosen:
+        for i in numbers:
             lo, hi = table.packed_range(i)
             base = max(start for start in fetched if start <= lo)
             out[i] = np.empty(int(table.sizes[i]), np.uint8).data

@@ -9,11 +9,26 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Iterable
+from typing import NamedTuple
 
-Range = tuple[int, int]
+Range = tuple[int, int]  # the first offset, and the one after the last
 
 NEAR = 64 << 10  # bytes between two ranges that are fetched with them, which is faster than a second request
 PIECE = 8 << 20  # bytes of one request at the most: a failed one costs no more, and several run in parallel
+
+
+class PayloadRange(NamedTuple):
+    """A payload or another range of the file. `digest` is None if it is not checked; `name` is a tensor's."""
+
+    start: int
+    nbytes: int
+    digest: int | None
+    name: str = ""
+
+    @property
+    def end(self) -> int:
+        """Offset of the byte after it."""
+        return self.start + self.nbytes
 
 
 def merged(ranges: Iterable[Range], near: int = NEAR) -> list[Range]:
@@ -46,20 +61,19 @@ class RangeSet:
         self.ranges: list[Range] = []
 
     def add(self, start: int, end: int) -> None:
-        """Add [start, end)."""
+        """Add [start, end); ranges that it overlaps or touches become one with it."""
         if start >= end:
             return
-        first = bisect.bisect_left(self.ranges, start, key=lambda r: r[1])
-        last = bisect.bisect_right(self.ranges, end, key=lambda r: r[0])
-        touched = self.ranges[first:last]
-        if touched:
-            start, end = min(start, touched[0][0]), max(end, touched[-1][1])
+        first = bisect.bisect_left(self.ranges, start, key=lambda part: part[1])
+        last = bisect.bisect_right(self.ranges, end, key=lambda part: part[0])
+        if touching := self.ranges[first:last]:
+            start, end = min(start, touching[0][0]), max(end, touching[-1][1])
         self.ranges[first:last] = [(start, end)]
 
     def missing(self, start: int, end: int) -> list[Range]:
         """Return the parts of [start, end) that are not in the set."""
         out = []
-        first = bisect.bisect_right(self.ranges, start, key=lambda r: r[1])
+        first = bisect.bisect_right(self.ranges, start, key=lambda part: part[1])
         for lo, hi in self.ranges[first:]:
             if lo >= end:
                 break

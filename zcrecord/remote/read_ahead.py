@@ -24,8 +24,8 @@ from zcrecord.errors import FormatError, IntegrityError, RecordError
 
 from .cache import CacheEntry
 from .file import MOST_AT_ONCE
-from .on_demand import Checksum, OnDemandMemory, PayloadRange
-from .ranges import Range, cut, merged
+from .on_demand import Checksum, OnDemandMemory
+from .ranges import PayloadRange, Range, cut, merged
 
 if TYPE_CHECKING:
     from zcrecord.archive.archive import Archive, Progress
@@ -46,7 +46,7 @@ class _RangePart(NamedTuple):
     hi: int
 
     @property
-    def whole(self) -> bool:
+    def is_whole(self) -> bool:
         return (self.lo, self.hi) == (self.row.start, self.row.end)
 
 
@@ -56,9 +56,9 @@ class _PayloadProgress:
 
     position: int
     checksum: Checksum
-    hash: Any
+    running_digest: Any
     entry: CacheEntry | None = None
-    done: bool = False
+    is_checked: bool = False
 
 
 class ReadAhead:
@@ -71,16 +71,16 @@ class ReadAhead:
         self._awaited: list[int] = []  # batches that threads wait for
         self.expect((), LEAST)
 
-    def expect(self, ranges: Iterable[tuple[int, int, int | None, str]], most: int) -> None:
-        """Plan the batches of these `PayloadRange`s, so that at most `most` bytes are in memory at a time."""
-        rows = sorted({PayloadRange(*row) for row in ranges})
-        batch = max(most // (_STORED + 1), LEAST)
-        self._request = max(batch // MOST_AT_ONCE, _LEAST_REQUEST)  # so that a batch is several at a time
-        self._batches = batches(((row.start, row.end) for row in rows), batch)
+    def expect(self, rows: Iterable[PayloadRange], max_nbytes: int) -> None:
+        """Plan the batches of these ranges, so that at most `max_nbytes` are in memory at a time; forget all before."""
+        rows = sorted(set(rows))
+        batch_nbytes = max(max_nbytes // (_STORED + 1), LEAST)
+        self._request_nbytes = max(batch_nbytes // MOST_AT_ONCE, _LEAST_REQUEST)  # so that a batch is several at a time
+        self._batches = batches(((row.start, row.end) for row in rows), batch_nbytes)
         self._ranges = [(lo, hi, n) for n, ranges in enumerate(self._batches) for lo, hi in ranges]
         self._parts: list[list[_RangePart]] = [[] for _ in self._batches]
         for row in rows:
-            first = bisect.bisect_right(self._ranges, row.start, key=lambda r: r[1])
+            first = bisect.bisect_right(self._ranges, row.start, key=lambda part: part[1])
             for lo, hi, n in self._ranges[first:]:
                 if lo >= row.end:
                     break
@@ -89,22 +89,24 @@ class ReadAhead:
         self._failed: IntegrityError | None = None
         self._faults: list[RecordError] = []  # of fetching: threads that waited for a batch raise them, too
         self._next = 0
-        self._running: dict[PayloadRange, _PayloadProgress] = {}
+        self._progress: dict[PayloadRange, _PayloadProgress] = {}
         self._digests: dict[tuple[PayloadRange, int], bytes] = {}  # of parts that may come again
         self._cached: set[PayloadRange] = set()  # ranges of which the cache has all bytes, undamaged
 
     def readinto_at(self, offset: int, target: memoryview) -> None:
-        """Fill `target` with the file's bytes from `offset` on."""
+        """Fill `target` with the file's bytes from `offset` on; those that were not expected are fetched alone."""
         target = target.cast("B")
         position, end = offset, offset + len(target)
         while position < end:
-            i = bisect.bisect_right(self._ranges, position, key=lambda r: r[0]) - 1
-            lo, hi, number = self._ranges[i] if i >= 0 else (0, 0, -1)
+            following = bisect.bisect_right(
+                self._ranges, position, key=lambda part: part[0]
+            )  # the first that starts behind
+            lo, hi, number = self._ranges[following - 1] if following else (0, 0, -1)
             if position < hi:
                 stop = min(hi, end)
                 target[position - offset : stop - offset] = self._batch(number)[lo][position - lo : stop - lo]
             else:
-                stop = min([end, *(r[0] for r in self._ranges[i + 1 : i + 2])])
+                stop = min(end, self._ranges[following][0]) if following < len(self._ranges) else end
                 self._memory.read([(position, target[position - offset : stop - offset])])
             position = stop
 
@@ -112,7 +114,8 @@ class ReadAhead:
         """Check the digests of all payloads that were read, even in part, and that the file was not replaced."""
         if self._failed is not None:
             raise self._failed
-        unchecked = {row for row, _ in self._digests if not (row in self._running and self._running[row].done)}
+        checked = {row for row, progress in self._progress.items() if progress.is_checked}
+        unchecked = {row for row, _ in self._digests} - checked
         for number, parts in enumerate(self._parts):
             if any(part.row in unchecked and part.hi > self._hashed_to(part.row) for part in parts):
                 self._load(number)
@@ -121,7 +124,7 @@ class ReadAhead:
 
     def _hashed_to(self, row: PayloadRange) -> int:
         """Return the offset up to which a payload's bytes are in its running digest."""
-        return self._running[row].position if row in self._running else row.start
+        return self._progress[row].position if row in self._progress else row.start
 
     def _batch(self, number: int) -> dict[int, memoryview]:
         """Return the bytes of a batch, by offset; it is fetched, or waited for if another thread fetches it."""
@@ -138,19 +141,12 @@ class ReadAhead:
                 return self._stored[number]
             self._busy = True
         try:
-            first = self._next if self._next <= number < self._next + _STORED else number
-            for n in range(first, number + 1):
-                batch = self._load(n)
-                with self._changed:
-                    self._stored[n], self._next = batch, n + 1
-                    for old in list(self._stored)[:-_STORED]:
-                        del self._stored[old]
-            return batch
+            return self._load_up_to(number)
         except IntegrityError as error:  # no thread gets bytes of that batch
             self._failed = error
-            for running in self._running.values():
-                if running.entry is not None and not running.done:
-                    running.entry.drop()
+            for progress in self._progress.values():
+                if progress.entry is not None and not progress.is_checked:
+                    progress.entry.drop()
             raise
         except RecordError as error:
             with self._changed:
@@ -168,16 +164,27 @@ class ReadAhead:
         batches may still be asked for. The error of a fetch that fails meanwhile is raised in every waiting thread,
         else each would try the failing server itself.
         """
-        patient, faults_before = True, len(self._faults)
+        may_be_overtaking, faults_before = True, len(self._faults)
         while number not in self._stored and self._failed is None:
             if len(self._faults) > faults_before:
                 raise copy.copy(self._faults[-1])  # one for each thread: raising changes its traceback
             if self._busy or min(self._awaited) < number:
                 self._changed.wait()
-            elif patient and self._next + _STORED <= number:
-                patient = self._changed.wait(_OVERTAKEN)
+            elif may_be_overtaking and self._next + _STORED <= number:
+                may_be_overtaking = self._changed.wait(_OVERTAKEN)
             else:
                 return
+
+    def _load_up_to(self, number: int) -> dict[int, memoryview]:
+        """Read a batch, and those before it that were just passed over: they are asked for soon; keep the last ones."""
+        first = self._next if self._next <= number < self._next + _STORED else number
+        for n in range(first, number + 1):
+            batch = self._load(n)
+            with self._changed:
+                self._stored[n], self._next = batch, n + 1
+                for old in list(self._stored)[:-_STORED]:
+                    del self._stored[old]
+        return batch
 
     def _load(self, number: int) -> dict[int, memoryview]:
         """Read a batch from the cache or the server, and check it."""
@@ -192,13 +199,13 @@ class ReadAhead:
         cached = [self._read_cached(part, octets(part.lo, part.hi)) for part in parts]
         uncached = [(part.lo, part.hi) for part, is_cached in zip(parts, cached, strict=True) if not is_cached]
         missing = merged(uncached, self._memory.near)
-        self._memory.read([(lo, octets(lo, hi)) for lo, hi in cut(missing, self._request)])
+        self._memory.read([(lo, octets(lo, hi)) for lo, hi in cut(missing, self._request_nbytes)])
         for part, is_cached in zip(parts, cached, strict=True):
             checksum = self._memory.checksum(part.row.start, part.row.digest)
             if checksum is None or part.row.digest is None:
                 continue
-            if part.whole:
-                self._check_whole(part.row, octets(part.lo, part.hi), checksum, cached=is_cached)
+            if part.is_whole:
+                self._check_whole(part.row, octets(part.lo, part.hi), checksum, is_cached=is_cached)
             else:
                 self._check_part(part, octets(part.lo, part.hi), checksum)
         return batch
@@ -208,19 +215,20 @@ class ReadAhead:
         row, cache = part.row, self._cache
         if cache is None or row.digest is None:
             return False
-        if part.whole:
+        if part.is_whole:
             return cache.get(row.start, row.digest, target)
         if part.lo == row.start and cache.has(row.start, row.nbytes, row.digest):  # all of it, before any byte is used
             self._cached.add(row)
         return row in self._cached and cache.read(row.start, row.nbytes, part.lo - row.start, target)
 
-    def _check_whole(self, row: PayloadRange, octets: memoryview, checksum: Checksum, *, cached: bool) -> None:
+    def _check_whole(self, row: PayloadRange, octets: memoryview, checksum: Checksum, *, is_cached: bool) -> None:
+        """Compare a payload with its digest, fetched once more if it does not match; then put it into the cache."""
         if not checksum.matches(octets):
             self._memory.check_same()
             self._memory.read([(row.start, octets)], again=True)  # a proxy's or a disk's fault may have passed
             if not checksum.matches(octets):
                 raise self._digest_error(row, "fetched twice; the file is damaged, copy it again")
-        if self._cache is not None and row.digest is not None and not cached:
+        if self._cache is not None and row.digest is not None and not is_cached:
             self._cache.put(row.start, octets)
 
     def _check_part(self, part: _RangePart, octets: memoryview, checksum: Checksum) -> None:
@@ -228,29 +236,31 @@ class ReadAhead:
         row, digest = part.row, checksum.digest(octets)  # as strong as the check of the whole
         if self._digests.setdefault((row, part.lo), digest) != digest:
             raise self._digest_error(row, "bytes fetched before differ; load it again")
-        running = self._running.get(row)
-        if part.lo == row.start and running is None:
-            running = self._running[row] = _PayloadProgress(row.start, checksum, checksum.new())
+        progress = self._progress.get(row)
+        if part.lo == row.start and progress is None:
+            progress = self._progress[row] = _PayloadProgress(row.start, checksum, checksum.new())
             if self._cache is not None and row.digest is not None and row not in self._cached:
-                running.entry = self._cache.entry(row.start, row.nbytes)
-        if running is None or running.position != part.lo:
+                progress.entry = self._cache.entry(row.start, row.nbytes)
+        if progress is None or progress.position != part.lo:
             return
-        running.hash.update(octets)
-        running.position = part.hi
-        if running.entry is not None:
-            running.entry.write(octets)
+        progress.running_digest.update(octets)
+        progress.position = part.hi
+        if progress.entry is not None:
+            progress.entry.write(octets)
         if part.hi == row.end:
-            self._finish(row, running)
+            self._finish_payload(row, progress)
 
-    def _finish(self, row: PayloadRange, running: _PayloadProgress) -> None:
-        """Compare a complete digest; keep the cache entry if it matches."""
-        matches = running.hash.digest() == running.checksum.expected
-        if running.entry is not None:
-            (running.entry.keep if matches else running.entry.drop)()
-        if not matches:
+    def _finish_payload(self, row: PayloadRange, progress: _PayloadProgress) -> None:
+        """Compare a payload's complete digest; keep the cache entry if it matches, else drop it and raise."""
+        progress.is_checked = progress.running_digest.digest() == progress.checksum.expected
+        if progress.is_checked:
+            if progress.entry is not None:
+                progress.entry.keep()
+        else:
+            if progress.entry is not None:
+                progress.entry.drop()
             self._memory.check_same()
             raise self._digest_error(row, "load it again; if that does not help the file is damaged, copy it again")
-        running.done = True
 
     def _digest_error(self, row: PayloadRange, reason: str) -> IntegrityError:
         fault = f"payload [{row.start:#x}, {row.end:#x}): its digest does not match, {reason}"
@@ -262,7 +272,7 @@ def batches(ranges: Iterable[Range], most: int) -> list[list[Range]]:
     ranges = sorted(ranges)
     starts = [lo for lo, _ in ranges]
     out: list[list[Range]] = []
-    room = 0
+    room = 0  # bytes for which the last list has room
     for lo, hi in merged(ranges):
         while lo < hi:
             stop = hi
@@ -289,7 +299,8 @@ class RemoteMemory(OnDemandMemory):
 
     def check(self, archive: Archive, progress: Progress | None = None) -> None:
         """Check all payloads as they come (R70 to R74); those of strings, and small archives, stay in memory."""
-        self._keep_small(archive)
+        if archive.header.archive_size <= _MOST:
+            archive.fetch()
         rules, base = ElementRules(archive.index, archive.place), archive.header.payload_offset
         gaps = set(_gaps(archive))
         for row, offset, piece in self._pieces([*_payloads(archive), *gaps], progress):
@@ -308,7 +319,8 @@ class RemoteMemory(OnDemandMemory):
         Payloads of strided tensors, and small archives, stay in memory. From then on each payload is compared with its
         SHA-256 whenever it is fetched: nobody can replace it by bytes with the same digest of 64 bits.
         """
-        self._keep_small(archive)
+        if archive.header.archive_size <= _MOST:
+            archive.fetch()
         hashes: dict[int, Any] = {}
         gaps = _gaps(archive)
         for row, _, piece in self._pieces([*_payloads(archive), *gaps], progress):
@@ -326,10 +338,6 @@ class RemoteMemory(OnDemandMemory):
 
         return sha256
 
-    def _keep_small(self, archive: Archive) -> None:
-        if archive.header.archive_size <= _MOST:
-            archive.fetch()
-
     def _pieces(self, rows: list[PayloadRange], progress: Progress | None) -> Iterator[tuple[PayloadRange, int, Any]]:
         """Yield (range, offset, bytes) for all bytes of ranges, in file order; the bytes are valid until the next.
 
@@ -345,23 +353,25 @@ class RemoteMemory(OnDemandMemory):
                 ahead.readinto_at(offset, piece.data)
                 yield row, offset, piece
                 done += len(piece)
-                if progress:
+                if progress is not None:
                     progress(done, total)
         ahead.check_same()
 
 
 def _payloads(archive: Archive) -> list[PayloadRange]:
     """Return all payloads, each once, with the name of a tensor that uses it."""
-    ix, base = archive.index, archive.header.payload_offset
-    users = dict(zip(ix.tensors["payload"][::-1].tolist(), range(len(ix.tensors) - 1, -1, -1), strict=True))
+    index, base = archive.index, archive.header.payload_offset
+    payloads = index.tensors["payload"].tolist()
+    users = {payloads[i]: i for i in reversed(range(len(payloads)))}  # the first tensor of each payload
     pins = archive.source.pins()
-    out: dict[int, PayloadRange] = {}
-    for number, (offset, nbytes, digest) in enumerate(ix.payloads.tolist()):
-        if base + offset not in out:
-            name = ix.name(users[number]) if number in users else ""
-            checked = bool(ix.digest_kind) or base + offset in pins
-            out[base + offset] = PayloadRange(base + offset, nbytes, digest if checked else None, name)
-    return list(out.values())
+    by_start: dict[int, PayloadRange] = {}
+    for number, (offset, nbytes, digest) in enumerate(index.payloads.tolist()):
+        start = base + offset
+        if start not in by_start:
+            name = index.name(users[number]) if number in users else ""
+            has_checksum = bool(index.digest_kind) or start in pins
+            by_start[start] = PayloadRange(start, nbytes, digest if has_checksum else None, name)
+    return list(by_start.values())
 
 
 def _gaps(archive: Archive) -> list[PayloadRange]:

@@ -10,6 +10,7 @@ from zcrecord.archive.payload_source import Array, PayloadTable
 from zcrecord.errors import located
 from zcrecord.storage.memory import Memory
 
+from .ranges import PayloadRange
 from .read_ahead import RemoteMemory
 
 
@@ -26,9 +27,10 @@ class RemoteSource(FetchedSource):
         return super().neighbours(number) if self._complete else None  # some were not fetched yet
 
     def fetch(self, numbers: Sequence[int] | None = None) -> None:
+        """Have payloads in memory, each checked, by their numbers; all for None."""
         rows = (self.table.rows if numbers is None else self.table.rows[list(numbers)]).tolist()
         base, hashed = self.table.base, self.table.hashed
-        payloads = [(base + offset, nbytes, digest if hashed else None) for offset, nbytes, digest in rows]
+        payloads = [PayloadRange(base + offset, nbytes, digest if hashed else None) for offset, nbytes, digest in rows]
         with located(path=self.path):
             self._remote.fetch_payloads(payloads)
         self._complete |= numbers is None
