@@ -137,7 +137,7 @@ class RankWriter:
         return path if number == 1 else (*path[:-1], f"{path[-1]}~{number}")
 
     def _source(self, tensor: Any, viewed: Any, kind: DType, chunk: Chunk) -> LazyTensor:
-        """Return a chunk's elements, to be written piece by piece; `viewed` is the tensor by `interop.viewed`."""
+        """Return a chunk's elements, to be written piece by piece; `viewed` is the tensor by `interop.as_view`."""
         if isinstance(viewed, PackedTensor):
             return LazyTensor(kind, chunk.extent, [viewed])
         if isinstance(viewed, np.ndarray):

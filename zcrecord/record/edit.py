@@ -169,9 +169,8 @@ class RecordEditor(MutableMapping[str, Any]):
         self._started = time.perf_counter()
         self._record = record
         dest = self._source if self._dest is None else self._dest
-        self._absolute_dest = (
-            dest if is_url(dest) else absolute_path(dest)
-        )  # the working folder may change in the block
+        # The working folder may change in the block.
+        self._absolute_dest = dest if is_url(dest) else absolute_path(dest)
         self._current: Archive = record.archive  # its index has all changes but `_tensors_set` and `_attributes_set`
         self._first_new = len(record.archive.index.payloads)
         self._refs = list(range(self._first_new))  # of the payloads of `_current`
