@@ -98,9 +98,7 @@ class ReadAhead:
         target = target.cast("B")
         position, end = offset, offset + len(target)
         while position < end:
-            following = bisect.bisect_right(
-                self._ranges, position, key=lambda part: part[0]
-            )  # the first that starts behind
+            following = bisect.bisect_right(self._ranges, position, key=lambda part: part[0])  # starts behind it
             lo, hi, number = self._ranges[following - 1] if following else (0, 0, -1)
             if position < hi:
                 stop = min(hi, end)
