@@ -432,7 +432,7 @@ def _recipe(archive: Archive, expect: str | None = None) -> tuple[Any, ...]:
 
 
 def _reload(source: str | bytes, options: LoadOptions, seal: bytes, pins: Mapping[Any, Any] | None = None) -> Archive:
-    """Load a pickled archive again; IntegrityError if it has another seal or content, or, later, remote payloads."""
+    """Reload a pickled archive; IntegrityError if its seal or content changed. Remote payloads are compared later."""
     archive = _load(source, None, None, replace(options, expect=None)).with_index()
     if archive.seal() != seal:
         raise IntegrityError("is not the archive that was pickled; it was replaced since", path=archive.path)

@@ -375,9 +375,8 @@ def _map_over_reserved(fd: int, flags: int, prot: int) -> mmap.mmap | None:
     start = np.frombuffer(reserved, np.uint8).ctypes.data
     if call(start, nbytes, prot, flags | _FIXED, fd, 0) == start:
         return reserved
-    _abandoned.append(
-        reserved
-    )  # Linux may have unmapped it before it failed, and another thread may have that place now
+    # Linux may have unmapped it before it failed, and another thread may have that place now: it is never closed.
+    _abandoned.append(reserved)
     return None
 
 
