@@ -124,7 +124,7 @@ class RecordError(Exception):
         return ": ".join([*where, printable(text, len(text))])
 
     def text(self, advise: Callable[[Advice], str] = str) -> str:
-        """Return message and advice without the place, unprintable characters as they are."""
+        """Return message and advice without the place, unescaped; `advise` may return "" for no advice."""
         advice = "" if self.advice is None else advise(self.advice)
         return f"{self.message}; {advice}" if advice else self.message
 
@@ -279,9 +279,17 @@ class SourceError(RecordError, OSError):
 
     _stored: ClassVar[tuple[str, ...]] = (*RecordError._stored, "errno", "strerror", "filename")
 
-    def __init__(self, message: str = "", *, errno: int | None = None, path: str | None = None, **details: Any) -> None:
-        """Set the attributes of an OSError, too; `details` are further arguments of RecordError."""
-        super().__init__(message, path=path, **details)
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        path: str | None = None,
+        tensor: str | None = None,
+        offset: int | None = None,
+        advice: Advice | None = None,
+        errno: int | None = None,
+    ) -> None:
+        super().__init__(message, path=path, tensor=tensor, offset=offset, advice=advice)
         self.errno, self.strerror, self.filename = errno, message, path
 
 
