@@ -41,10 +41,8 @@ _NUMBERS = {
 _MIN_FIELD, _MIN_TENSOR = 13, 24  # bytes of the smallest metadata entry and the smallest description of a tensor
 _MAX_HEADER = 1 << 28  # bytes; a vocabulary takes some ten million
 _MAX_NAME = 65535
-_WINDOW, _MAX_SINGLE = (
-    1 << 16,
-    256,
-)  # bytes of texts whose sizes are read at once; those behind them that are read one by one
+_WINDOW = 1 << 16  # bytes of texts whose sizes are read at once
+_MAX_SINGLE = 256  # texts behind a window that are read one by one
 # Bytes of memory that metadata and descriptions of tensors may take in addition to so many times the file; and the cost
 # of each, mostly while the archive's index is encoded. Without the limit a file of short ones takes 300 times its size.
 _MEMORY, _TIMES = 64 << 20, 16
@@ -318,10 +316,8 @@ class _GgufHeader:
                 name_end = pos + 8 + number_at(buffer, pos)[0]
                 form_end = name_end + 8 + 8 * rank_at(buffer, name_end)[0]
                 offset = number_at(buffer, form_end)[0]
-                name, form = (
-                    buffer[pos + 8 : name_end].decode(),
-                    self._form_numbers.get(buffer[name_end + 4 : form_end]),
-                )
+                name = buffer[pos + 8 : name_end].decode()
+                form = self._form_numbers.get(buffer[name_end + 4 : form_end])
                 if form is None or not 0 < name_end - pos - 8 <= _MAX_NAME or "\0" in name or name in names:
                     break
                 memory_left = self._memory_left - self._form_costs[form] - _MODULE_COST * name.count(".")
