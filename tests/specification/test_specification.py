@@ -34,7 +34,7 @@ ENUMS = specification.enums()
 NUMPY = {"Payload": index.PAYLOAD, "Tensor": index.TENSOR, "Module": index.MODULE, "Attribute": index.ATTRIBUTE}
 CODES = {"u8": "u1", "u16": "<u2", "u32": "<u4", "u64": "<u8", "i64": "<i8", "char[8]": "S8"}
 LARGE = layout.LARGE_ALIGNMENT
-NO_LIMITS = {"ATTACHED_MAGIC", "DRAFT", "KNOWN_FEATURES", "MAGIC", "VERSION"}
+NO_LIMITS = {"ATTACHED_MAGIC", "DRAFT", "KNOWN_FEATURES", "MAGIC", "SEALED_FIELDS", "VERSION"}
 CITED = re.compile(r"\bR(\d+)\b")
 
 
