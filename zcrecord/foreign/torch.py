@@ -310,7 +310,7 @@ class _StateDictWalk:
             self._visits_left += (len(value) + 1) * (-1 if is_repeated else _REPEATS_PER_ITEM)
             self._visited[id(value)] = value
         if self._visits_left < 0:
-            raise LimitError("the same lists or texts are there millions of times; get it from its maker", tensor=name)
+            raise LimitError("the same lists or texts are there millions of times; save copies of them", tensor=name)
         return is_repeated
 
 
