@@ -81,7 +81,7 @@ def test_ls_as_json_has_everything_the_index_says(archive: Path, run: c.Commands
     for name, row in told.items():
         info = record.info(name)
         assert (row["digest"], row["dtype"]) == (f"{info.digest:016x}", info.dtype.name)
-        for field in ("bits", "module", "offset", "nbytes", "payload"):
+        for field in ("bits", "module", "offset", "nbytes", "payload", "decoding"):
             assert row[field] == getattr(info, field)
     assert told["encoder.turned"]["strides"] == [1, 3]
     assert (told["encoder.weight"]["tied"], told["scalar"]["tied"]) == (1, 0)

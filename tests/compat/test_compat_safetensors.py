@@ -6,6 +6,7 @@ on purpose in `test_compat_safetensors_differences`.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib
 import inspect
@@ -318,6 +319,13 @@ def test_tensor_specs_say_types_and_shapes_as_safetensors_does(lib: SimpleNamesp
         found.dtype = "F16"
 
 
+def test_a_spec_is_changed_by_replace_and_hashed() -> None:
+    found = OURS.top.TensorSpec(dtype="float4_e2m1fn_x2", shape=(2, 4), data_ptr=64, data_len=8)
+    moved = dataclasses.replace(found, data_ptr=128)
+    assert (moved.dtype, moved.shape, moved.data_ptr) == ("F4", [2, 8], 128)
+    assert {found: 1, moved: 2}[dataclasses.replace(moved, data_ptr=64)] == 1
+
+
 def test_specs_that_do_not_fit_are_refused(lib: SimpleNamespace) -> None:
     array = np.arange(6.0)
     with pytest.raises(lib.error):
@@ -333,6 +341,8 @@ def test_specs_that_do_not_fit_are_refused(lib: SimpleNamespace) -> None:
     ({"data_ptr": 0}, "tensor 'a': 48 bytes at address 0"), ({"shape": (-6,)}, r"no tensor has shape \[-6\]"),
     ({"data_len": 40}, r"tensor 'a': shape \[6\] of F64 takes 48 bytes, data_len says 40"),
     ({"shape": (0,) * 65}, r"no tensor has shape \[0, "),
+    ({"data_ptr": 1 << 70}, "no tensor has .* data_ptr 1180591620717411303424"),
+    ({"dtype": "float4_e2m1fn_x2", "shape": ()}, "float4_e2m1fn_x2 of rank 0 is two elements without an axis"),
     ({"shape": (1 << 70,), "data_len": 1 << 73}, r"no tensor has shape .* data_len 9444732965739290427392"),
     ({"shape": 6}, "shape, data_ptr and data_len are integers, not "),
     ({"data_ptr": "here"}, "shape, data_ptr and data_len are integers, not .*'here'"),

@@ -82,6 +82,17 @@ def test_file_that_tears_what_a_module_ties_is_not_loaded_in_silence(tmp_path: P
         OURS.pt.load_model(tied(), tmp_path / "m")
 
 
+def test_values_between_those_of_a_loaded_view_are_missing_and_values_in_two_loaded_views_are_not() -> None:
+    w = torch.zeros(6)
+    views = {"even": w[::2], "even.tied": w[::2], "odd": w[1], "low": w[:2], "high": w[2:], "all": w}
+    for loaded, missing in (["even"], ["odd", "low", "high", "all"]), (["low", "high"], []):
+        module = torch.nn.Module()
+        for name, view in views.items():
+            module.register_buffer(name.replace(".", "_"), view)
+        data = OURS.pt.save({name: torch.ones_like(views[name]) for name in loaded})
+        assert OURS.pt.load_model(module, data, strict=False) == (missing, [])
+
+
 def test_no_name_is_dropped_and_nothing_is_said_of_it_in_the_metadata(tmp_path: Path) -> None:
     THEIRS.pt.save_model(tied(), str(tmp_path / "theirs"))
     OURS.pt.save_model(tied(), tmp_path / "ours")

@@ -18,6 +18,7 @@ from tools.range_server import serving
 from zcrecord.distributed import ZcrStorageReader, load_views
 from zcrecord.distributed.checkpoint import Checkpoint
 from zcrecord.distributed.rank_archive import Chunk
+from zcrecord.distributed.reader import _box_reader
 from zcrecord.distributed.views import _Views
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is (disabled|unavailable)")
@@ -141,6 +142,16 @@ def test_an_archive_that_save_record_made_is_loaded_as_well(tmp_path: Path) -> N
         for found in (load_views(path, state), load(state, path, verify="full")):
             assert np.array_equal(found["t"].numpy(), base.T) and np.array_equal(found["rows"].numpy(), base[1:])
             assert found["n"] == 5 and found["l"][1]["x"] == 1 and np.array_equal(found["l"][0].numpy(), base)
+
+
+def test_a_tensor_with_strides_is_copied_once_for_all_its_slices(tmp_path: Path) -> None:
+    zcrecord.save_record({"t": np.arange(12.0).reshape(3, 4).T}, tmp_path / "model.zcr")
+    checkpoint = Checkpoint(tmp_path)
+    view_of_box = _box_reader(torch, checkpoint, verify=False)
+    [box] = checkpoint.pieces(0)
+    rows = [view_of_box(box, (i, 0), (1, 3)) for i in range(2)]
+    assert [row.tolist() for row in rows] == [[[0, 4, 8]], [[1, 5, 9]]]
+    assert len({row.untyped_storage().data_ptr() for row in rows}) == 1
 
 
 def test_a_checkpoint_is_loaded_from_a_url(tmp_path: Path) -> None:

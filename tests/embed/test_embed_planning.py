@@ -252,6 +252,12 @@ def test_a_url_is_refused_and_no_folder_of_its_name_is_made(tmp_path: Path, monk
     assert [path.name for path in tmp_path.iterdir()] == ["m.zcr"]
 
 
+def test_a_folder_in_the_place_of_a_file_is_refused_without_advice_that_does_not_help(tmp_path: Path) -> None:
+    (tmp_path / "m.S").mkdir()
+    with pytest.raises(DestinationExistsError, match=r"m\.S: is a directory; choose another folder$"):
+        write({"m.S": text(b"one")}, tmp_path)
+
+
 @pytest.mark.parametrize("name", ["m.S", "m_packed.bin"])
 def test_what_somebody_wrote_is_not_replaced(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"int precious;\n")

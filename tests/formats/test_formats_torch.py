@@ -280,6 +280,11 @@ def test_long_texts_in_the_tuples_of_a_set_are_counted_before_they_are_compared(
         saved({"s": {(i, texts[i % 2], texts[i // 2 % 2]) for i in range(1000)}}, tmp_path)
 
 
+def test_lists_that_are_made_of_a_repeated_dicts_keys_are_repeated_too(tmp_path: Path) -> None:
+    with pytest.raises(zcrecord.LimitError, match="the same lists or texts are there millions of times"):
+        saved({"l": [{i + 0.5: 0 for i in range(100)}] * 500}, tmp_path)
+
+
 @pytest.mark.slow
 def test_few_bytes_that_stand_for_billions_of_items_are_refused(tmp_path: Path) -> None:
     value: Any = ["x"] * 10

@@ -36,7 +36,7 @@ import zcrecord
 from tools.models import convolutions, gpt, quantized
 from zcrecord.errors import OnnxError, SourceError
 from zcrecord.onnx import packing, runtime, session, tune, tuned_graph, tuning
-from zcrecord.onnx.protobuf.rewriting import rewrite, tensors_of
+from zcrecord.onnx.protobuf.rewriting import rewrite_tensors, tensors_of
 from zcrecord.onnx.tuned import read_tuned
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux tells private from shared memory")
@@ -104,7 +104,7 @@ def forms(path: Path) -> dict[str, list[tuple[bytes, str]]]:
     archive = zcrecord.load_record(path).archive
     (target,) = read_tuned(archive).targets  # type: ignore[union-attr]
     inner: list[Any] = []
-    rewrite(archive.payload(target.graph), lambda t, _: inner.append(t))
+    rewrite_tensors(archive.payload(target.graph), lambda t, _: inner.append(t))
     out = {}
     for tensor in (*inner, *tensors_of(archive.payload(target.initializers))):
         for entry, packed in tensor.entries.items():

@@ -176,7 +176,7 @@ def test_the_command_line_says_that_a_tuned_model_needs_no_options(
     assert json.loads(capsys.readouterr().out)["session_options"] == ONE_COPY
     with pytest.raises(SystemExit):
         main(["to-onnx", "model.zcr", "whole.onnx", "--tuned"])
-    assert "--tuned and --no-tuned are about models with --external" in capsys.readouterr().err
+    assert "--tuned and --no-tuned need --external" in capsys.readouterr().err
 
 
 @pytest.mark.needs("qemu-x86_64")

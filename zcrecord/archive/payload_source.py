@@ -205,7 +205,7 @@ class PayloadSource(ABC):
         if any(isinstance(key, str) for key in pins):
             raise IntegrityError("is not the catalogue that was checked; it was replaced since", path=self.path)
 
-    def expected(self, number: int) -> list[bytes | None]:
+    def expected_sha256(self, number: int) -> list[bytes | None]:
         """Return the pinned SHA-256 of each piece of a payload; None where there is none."""
         return [piece.source.pins().get(piece.start) for piece in self.pieces(number)]
 

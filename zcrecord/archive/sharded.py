@@ -338,9 +338,9 @@ class ShardedSource(PayloadSource):
             raise IntegrityError("is not the catalogue that was checked; it was replaced since", path=self.path)
         self.shards.pin(pins)
 
-    def expected(self, number: int) -> list[bytes | None]:
+    def expected_sha256(self, number: int) -> list[bytes | None]:
         """Return each piece's expected SHA-256, computed here for a piece in the catalogue, which the seal covers."""
-        digests = super().expected(number)
+        digests = super().expected_sha256(number)
         for i, piece in enumerate(self.pieces(number)):
             if piece.source is self.shards.catalogue.source:
                 digests[i] = hashlib.sha256(piece.source.payload(piece.number)).digest()

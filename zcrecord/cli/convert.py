@@ -123,25 +123,18 @@ def to_onnx_arguments(parser: Parser) -> None:
 def to_onnx(args: Arguments) -> int:
     """Write the ONNX model of an archive that was made from ONNX. With --external the weights stay in the archive,
     which has to lie in OUT's folder or below it; the session options with which ONNX Runtime makes no copy of them are
-    printed. The small model of a tuned archive (see zcrecord tune) is the tuned graph, which needs none, if it is right
-    on every machine. With --external ARCHIVE may also be an .onnx file: the weights stay in it, and in its external
-    data."""
+    printed. The small model of a tuned archive (see zcrecord tune) is the tuned graph if every machine may run it; it
+    needs no session options. With --external ARCHIVE may also be an .onnx file: the weights stay in it, and in its
+    external data."""
     from zcrecord import onnx
 
     choose_dest(args, (".zst", ".zcr"), ".onnx")
     is_onnx = args.external and args.source.lower().endswith(".onnx")
-    if args.external and "-" in (args.source, args.dest):
-        args.refuse("--external needs two files: neither ARCHIVE nor OUT can be -")
-    if args.tuned is not None and not args.external:
-        args.refuse("--tuned and --no-tuned are about models with --external")
-    if args.external and args.key:
-        args.refuse("--key is without --external: such a model reads the archive later")
-    if is_onnx and (args.tuned or args.module is not None):
-        args.refuse("--tuned and --module are about archives, not .onnx files")
+    _refuse_to_onnx(args, is_onnx)
 
-    def write_model(source: Any, dest: Any, **options: Any) -> Any:
+    def write_model(_source: Any, dest: Any, **options: Any) -> Any:
         if is_onnx:  # too fast for a progress bar
-            return onnx.scan(source).to_onnx(dest, **args.values("force", "durable"))
+            return onnx.scan(args.source).to_onnx(dest, **args.values("force", "durable"))
         return onnx.to_onnx(record_of(source_of(args.source), args.key), dest, **options)
 
     def facts(report: Any, out: Printer) -> Iterator[str]:
@@ -149,6 +142,18 @@ def to_onnx(args: Arguments) -> int:
         yield "tuned: no session options are needed" if args.external and not report.session_options else ""
 
     return run_conversion(args, write_model, facts, "module", "external", "tuned")
+
+
+def _refuse_to_onnx(args: Arguments, is_onnx: bool) -> None:
+    """End with an error on options of `zcrecord to-onnx` that contradict each other."""
+    if args.external and "-" in (args.source, args.dest):
+        args.refuse("--external needs two files: neither ARCHIVE nor OUT can be -")
+    if args.tuned is not None and not args.external:
+        args.refuse("--tuned and --no-tuned need --external")
+    if args.external and args.key:
+        args.refuse("--key is not for --external: the small model reads the archive's weights without checking them")
+    if is_onnx and (args.tuned or args.module is not None):
+        args.refuse("--tuned and --module are for archives; an .onnx file has neither")
 
 
 def pack_arguments(parser: Parser) -> None:

@@ -277,8 +277,8 @@ def _tensor_cells(tensor: TensorInfo, out: Printer) -> tuple[str, ...]:
 
 
 def _tensor_json(tensor: TensorInfo) -> dict[str, Any]:
-    """Return all facts of a tensor but the names of its ties, of which there may be a million: see `payload`."""
-    copied = "name", "bits", "shape", "strides", "nbytes", "offset", "alignment", "payload", "module"
+    """Return the facts of a tensor as JSON values; of its ties only the number (tensors of one `payload` are tied)."""
+    copied = "name", "bits", "shape", "strides", "nbytes", "offset", "alignment", "payload", "module", "decoding"
     return {
         **{field: getattr(tensor, field) for field in copied},
         "dtype": tensor.dtype.name,

@@ -18,6 +18,7 @@ from zcrecord import dtypes
 from zcrecord.archive.archive import Archive
 from zcrecord.archive.damage import check_digest
 from zcrecord.archive.payloads import check_blobs
+from zcrecord.archive.shards import COPY_AGAIN
 from zcrecord.archive.unflatten import attribute_entries, check_full_names, key_of, plain, unflatten
 from zcrecord.codec.entries import ModuleKind
 from zcrecord.codec.layout import NONE
@@ -140,18 +141,20 @@ class Checkpoint:
         """Return memory with a piece's bytes in C order, and the offset of the first one there.
 
         The memory is the mapping, or that of `archive`, a private view of this checkpoint's; a tensor with strides is
-        copied. With `verify` a piece is compared with its digest, the first time: IntegrityError if they differ. A
-        FormatError if the piece has another size than its box.
+        copied, at each call. With `verify` the checkpoint's own piece is compared with its digest, the first time.
+
+        Raises:
+            FormatError: the piece has another size than its box. IntegrityError: the digests differ.
         """
-        archive = archive or self.archive
+        archive = archive if archive is not None else self.archive
         row = self.row(box.tensor)
         if verify and self.place(box) not in self._verified:
             check_digest(self.archive.source.pieces(row.payload, [box.piece]), self.archive.index.name(box.tensor))
             self._verified.add(self.place(box))
         if len(self.pieces(box.tensor)) > 1:
             [piece] = archive.source.pieces(row.payload, [box.piece])
-            if piece.nbytes != prod(box.extent) * (row.bits >> 3):
-                fault = "a piece of it has another size than its box"
+            if piece.nbytes != (nbytes := prod(box.extent) * (row.bits >> 3)):
+                fault = f"a piece of it has {piece.nbytes} bytes, its box {nbytes}; {COPY_AGAIN}"
                 raise FormatError(fault, path=piece.source.path, tensor=archive.index.name(box.tensor))
             return piece.source.locate(piece.number)
         if row.strides != NONE:

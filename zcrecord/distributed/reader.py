@@ -15,7 +15,7 @@ import pickle
 import uuid
 from collections import UserList
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from functools import cache, cached_property, partial
 from itertools import chain
 from operator import add, mul
 from typing import TYPE_CHECKING, Any, Literal
@@ -220,12 +220,13 @@ class _PlannedItems(UserList[Any]):
 
 def _box_reader(torch: Any, checkpoint: Checkpoint, *, verify: bool) -> Callable[[StoredBox, Any, Any], Any]:
     """Return a function that returns a box within a piece, by its first index and size, as a view of the mapping."""
+    locate = cache(partial(checkpoint.locate, verify=verify))  # a tensor with strides is copied once, not for each item
     tensors: dict[Any, tuple[Any, Any]] = {}  # by memory and type: memory, tensor over it; views of it are made faster
 
     def view_of_box(box: StoredBox, offsets: Any, lengths: Any) -> Any:
         kind, bits, _ = checkpoint.type_of(box.tensor)
         dtype, strides = torch_dtype(torch, kind, bits), c_strides(torch_shape(kind, bits, box.extent))
-        octets, start = checkpoint.locate(box, verify=verify)
+        octets, start = locate(box)
         if start % dtype.itemsize:
             octets, start = octets[start:], 0
         if (key := (id(octets), dtype)) not in tensors:

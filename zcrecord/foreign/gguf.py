@@ -25,7 +25,7 @@ from zcrecord.storage.stream_reader import PIECE
 from zcrecord.writing.module_tree import state_path
 
 from .readers import Reader
-from .receiver import Around, Receiver
+from .receiver import Receiver, Wrapper
 
 QUANTIZED = "zcr:quantized"
 MAGIC = b"GGUF"
@@ -75,11 +75,11 @@ def read(reader: Reader, out: Receiver) -> int:
     reader.described = 0, header.end
     for key, value in header.metadata.items():
         out.metadata[key] = value.values() if out.reads and isinstance(value, WordList) else value
-    forms, around = [(form.dtype, form.shape) for form in header.forms], [form.around for form in header.forms]
-    suffixes = ["" if module is None else f".{_BLOCKS}" for module in around]
+    forms, wrappers = [(form.dtype, form.shape) for form in header.forms], [form.wrapper for form in header.forms]
+    suffixes = ["" if wrapper is None else f".{_BLOCKS}" for wrapper in wrappers]
     names = [name + suffixes[form] for name, form in zip(header.names, header.form_ids.tolist(), strict=True)]
     ranges = (reader, header.offsets, header.sizes)
-    if out.reads or not out.put_state(names, forms, header.form_ids, [ranges], around):
+    if out.reads or not out.put_state(names, forms, header.form_ids, [ranges], wrappers):
         for name, form, offset in zip(header.names, header.form_ids.tolist(), header.offsets.tolist(), strict=True):
             _put_tensor(reader, header.forms[form], offset, state_path(name, header.names), out)
     return reader.nbytes
@@ -100,7 +100,7 @@ class _GgufForm(NamedTuple):
     dtype: DType
     shape: tuple[int, ...]
     nbytes: int
-    around: Around | None  # class name and attributes of that module; None of a plain tensor
+    wrapper: Wrapper | None  # class name and attributes of that module; None of a plain tensor
 
 
 def _types() -> dict[int, _GgufType]:
@@ -342,7 +342,7 @@ class _GgufHeader:
             if number is None:
                 number = self._form_numbers[described] = len(self.forms)
                 self.forms.append(self._form(described))
-                self._form_costs.append(_BLOCKS_COST if self.forms[number].around else _TENSOR_COST)
+                self._form_costs.append(_BLOCKS_COST if self.forms[number].wrapper else _TENSOR_COST)
             self._reserve(self._form_costs[number] + _MODULE_COST * name.count("."), "the tensors' descriptions")
             return number, self._read_number(8, "the offset")
         except RecordError as error:
@@ -411,8 +411,8 @@ def _short_texts(octets: Any) -> Any:
 
 def _put_tensor(reader: Reader, form: _GgufForm, offset: int, path: tuple[str, ...], out: Receiver) -> None:
     """Put one tensor, or the module of a quantised one, into `out`."""
-    if form.around is not None:
-        type_name, values = form.around
+    if form.wrapper is not None:
+        type_name, values = form.wrapper
         out.module(path, type_name=type_name)
         for key, value in values.items():
             out.attribute((*path, key), value)

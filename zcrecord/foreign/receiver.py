@@ -48,7 +48,7 @@ Path = Sequence[str]
 Shape = Sequence[int]
 Pieces = Callable[[], Iterable[Any]]  # yields bytes from the first on each time it is called
 Form = tuple[DType, tuple[int, ...]]  # element type and shape
-Around = tuple[str, dict[str, Any]]  # class name and attributes of the module around a tensor
+Wrapper = tuple[str, dict[str, Any]]  # class name and attributes of the module that holds a tensor alone
 FileRanges = tuple[Any, Array, Array]  # a file's reader, and where its tensors start there, and their bytes
 
 _KINDS = {name: kind for kind, name in KIND_NAMES.items()}
@@ -84,13 +84,13 @@ class Receiver(Protocol):
 
     def put_state(
         self, names: Sequence[str], forms: Sequence[Form], form_ids: Any, files: Sequence[FileRanges],
-        around: Sequence[Around | None] = (),
+        wrappers: Sequence[Wrapper | None] = (),
     ) -> bool:  # fmt: skip
         """Add all tensors, which lie in files as `put_range` has them, under their `state_path`.
 
         Only called if not `reads`, for a record of nothing else but metadata. Returns False, having added nothing, if
         they have to be added one by one. Each has one of `forms`; the files hold them in this order; equal ranges tie.
-        Tensors of a form with an item in `around` are alone in their modules, which are typed so.
+        Tensors of a form with an item in `wrappers` are alone in their modules, which are typed so.
         """
 
     def put_decoded(
@@ -155,7 +155,7 @@ class Outline(Receiver):
 
     def put_state(
         self, names: Sequence[str], forms: Sequence[Form], form_ids: Any, files: Sequence[FileRanges],
-        around: Sequence[Around | None] = (),
+        wrappers: Sequence[Wrapper | None] = (),
     ) -> bool:  # fmt: skip
         """Add all tensors by columns; return False, having added none, if one is not aligned or a name is unusual.
 
@@ -167,7 +167,7 @@ class Outline(Receiver):
         starts, sizes = np.concatenate(starts_by_file), np.concatenate(sizes_by_file)
         has_bytes = sizes > 0
         entries = state_entries(names) if aligned(forms, form_ids, starts, sizes) else None
-        if entries is None or (any(around) and not _put_around(entries, around, form_ids)):
+        if entries is None or (any(wrappers) and not _set_wrapper_types(entries, wrappers, form_ids)):
             return False
         entries.layouts, entries.layout_ids = [_layout(kind, shape, "C") for kind, shape in forms], form_ids
         counts = list(map(len, starts_by_file))
@@ -340,22 +340,21 @@ def _sha256_of(parts: Sequence[Any]) -> bytes:
     return running.digest()
 
 
-def _put_around(entries: Entries, around: Sequence[Around | None], form_ids: Any) -> bool:
-    """Set the types of modules around tensors whose form has one; return False if such a module has another child."""
-    modules, parents, typed = entries.module_columns, entries.parents, []
+def _set_wrapper_types(entries: Entries, wrappers: Sequence[Wrapper | None], form_ids: Any) -> bool:
+    """Set the types of modules that wrap a tensor, by its form; False, and no change, if one has another child."""
+    modules, parents = entries.module_columns, entries.parents
     assert modules is not None, "they were made by columns"
     count = len(modules.ends)
     has_one_child = (np.bincount(parents, minlength=count) == 1) & (modules.ends == np.arange(1, count + 1))
     order = np.argsort(form_ids, kind="stable")
-    groups = np.split(order, np.searchsorted(form_ids[order], np.arange(1, len(around))))
-    for tensors, module in zip(groups, around, strict=True):
-        if module is not None:
-            type_name, attributes = module
-            if not has_one_child[parents[tensors]].all():
-                return False
-            entries.places[tensors] = len(attributes)  # behind them
-            typed.append(TypedModules(parents[tensors], type_name, attributes))
-    entries.module_columns = modules._replace(typed=typed)
+    groups = np.split(order, np.searchsorted(form_ids[order], np.arange(1, len(wrappers))))
+    wrapped = [(tensors, *wrapper) for tensors, wrapper in zip(groups, wrappers, strict=True) if wrapper is not None]
+    if not all(has_one_child[parents[tensors]].all() for tensors, *_ in wrapped):
+        return False
+    for tensors, _, attributes in wrapped:
+        entries.places[tensors] = len(attributes)  # attributes come first
+    typed_modules = [TypedModules(parents[tensors], type_name, values) for tensors, type_name, values in wrapped]
+    entries.module_columns = modules._replace(typed=typed_modules)
     return True
 
 

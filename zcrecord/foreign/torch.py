@@ -42,7 +42,10 @@ _VERSIONS = 10  # of torch's zip files; a later one may have other rules
 _MODULES = (
     dict, list, tuple, int, complex, set, frozenset, deque, Path, datetime.date, datetime.time, datetime.timedelta,
 )  # fmt: skip
-_REPEATS, _REPEATED = 1 << 16, 64  # limit of items visited again: so many, plus so many for each distinct item
+_FREE_REPEATS, _REPEATS_PER_ITEM = (
+    1 << 16,
+    64,
+)  # limit of repeated visits: so many, plus so many for each distinct item
 _EXPANDED, _TIMES = 64 << 20, 4  # limit of the bytes of all tensors: so many, plus so many times the file
 _ITEM_COST, _ITEM_TIMES = 900, 64  # bytes of memory of a child of a module, which may be one byte; a word takes 20
 
@@ -239,16 +242,17 @@ class _StateDictWalk:
     def __init__(self, value: Any, size: int) -> None:
         """Walk through a `value` from a file of `size` bytes; LimitError, UnsupportedError, FormatError."""
         self.items: list[_CheckpointItem] = []
-        self._visited: set[int] = set()
-        self._visits_left = _REPEATS
+        self._visited: dict[int, Any] = {}  # by id; kept, so that no other object gets an id
+        self._visits_left = _FREE_REPEATS
         self._memory_left = _EXPANDED + _ITEM_TIMES * size
         if not isinstance(value, dict | list | tuple):
             kind_name = "Tensor" if isinstance(value, TorchTensor | TorchValue) else type(value).__name__
             raise UnsupportedError(f"holds a single {kind_name} without a name; save a dict of tensors")
-        self._add_module((), "", value, value if _is_state_dict(value) else None)
+        self._add_module((), "", value)
 
-    def _add_module(self, path: tuple[str, ...], name: str, value: Any, state: Any = None) -> None:
-        """Add a module and all in it; keys of a `state`, a module's `state_dict()`, are split at their dots."""
+    def _add_module(self, path: tuple[str, ...], name: str, value: Any, *, is_repeated: bool = False) -> None:
+        """Add a module and all in it; keys of a whole checkpoint that is a `state_dict()` are split at their dots."""
+        state = value if not path and _is_state_dict(value) else None
         kind, type_name, children = self._module(path, name, value)
         self.items.append(_CheckpointItem(path, kind, type_name if path or kind == "object" else ""))
         for key, child in children:
@@ -260,7 +264,7 @@ class _StateDictWalk:
                 limit = f"{_EXPANDED >> 20} MiB and {_ITEM_TIMES} times the file"
                 fault = f"its items would take more than {limit} in memory; save many values as tensors"
                 raise LimitError(fault, tensor=name or None)
-            self._add((*path, *parts), child)
+            self._add((*path, *parts), child, is_repeated=is_repeated)
 
     def _module(self, path: tuple[str, ...], name: str, value: Any) -> tuple[str, str, Iterable[tuple[str, Any]]]:
         """Return kind, class name and children of the module that a value becomes; RecordError if it is none."""
@@ -284,29 +288,30 @@ class _StateDictWalk:
         assert kind is not None, "the types above have one"
         return KIND_NAMES[kind], type_name, children
 
-    def _add(self, path: tuple[str, ...], value: Any) -> None:
-        """Add a value as a tensor, an attribute, or a module with all in it."""
+    def _add(self, path: tuple[str, ...], value: Any, *, is_repeated: bool) -> None:
+        """Add a value as a tensor, an attribute, or a module with all in it; all in a repeated one is repeated."""
         if type(value) is TorchTensor:
             self.items.append(_CheckpointItem(path, "tensor", value))
             return
         name = ".".join(path)
-        self._count_visit(value, name)
+        # Lists that are made of a dict's keys and values are new at each visit.
+        is_repeated = self._count_visit(value, name, is_repeated=is_repeated)
         if type(value) is PickledArray:
             self.items.append(_CheckpointItem(path, "tensor", value.array(name)))
         elif is_attribute(value, name):
             self.items.append(_CheckpointItem(path, "attribute", value))
         else:
-            self._add_module(path, name, value)
+            self._add_module(path, name, value, is_repeated=is_repeated)
 
-    def _count_visit(self, value: Any, name: str) -> None:
-        """Count a text or container, met at a `name`; LimitError if the same ones are met too often."""
-        if not isinstance(value, Sized):
-            return
-        cost = len(value) + 1
-        self._visits_left += -cost if id(value) in self._visited else cost * _REPEATED
-        self._visited.add(id(value))
+    def _count_visit(self, value: Any, name: str, *, is_repeated: bool = False) -> bool:
+        """Count a text or container, met at a `name`; return True if it was met before. LimitError if met too often."""
+        is_repeated = is_repeated or id(value) in self._visited
+        if isinstance(value, Sized):
+            self._visits_left += (len(value) + 1) * (-1 if is_repeated else _REPEATS_PER_ITEM)
+            self._visited[id(value)] = value
         if self._visits_left < 0:
-            raise LimitError("the same lists or texts are there millions of times; the file is malicious", tensor=name)
+            raise LimitError("the same lists or texts are there millions of times; save copies of them", tensor=name)
+        return is_repeated
 
 
 def _is_state_dict(value: Any) -> bool:

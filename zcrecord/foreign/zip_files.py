@@ -75,10 +75,10 @@ class MemberReader:
         self._inflater = zlib.decompressobj(-zlib.MAX_WBITS) if member.method == DEFLATED else None
 
     def read(self, nbytes: int) -> Any:
-        """Return exactly so many next bytes, as they lie in memory if they do.
+        """Return exactly the next `nbytes` bytes; of a stored member in memory a view, else a copy.
 
         Raises:
-            FormatError: the member ends before, or is damaged.
+            FormatError: the member ends before, or is damaged; its checksum is compared at the last read alone.
         """
         if nbytes > self._unread:
             raise FormatError(f"ends {nbytes - self._unread} bytes early; the file is truncated or damaged")
@@ -86,7 +86,7 @@ class MemberReader:
         self._crc = zlib.crc32(data, self._crc)
         self._unread -= nbytes
         if not self._unread and self._crc != self._expected:
-            raise FormatError("damaged (Bad CRC-32); copy it again")
+            raise FormatError(f"damaged (Bad CRC-32 {self._crc:#x}, expected {self._expected:#x}); copy it again")
         return data
 
     def _packed(self, limit: int) -> Any:

@@ -203,7 +203,7 @@ def _expected_digests(archive: Archive) -> dict[int, list[_ExpectedDigest]]:
     """Return the SHA-256 that each payload, or each piece of one, is expected to have, by payload."""
     expected: dict[int, list[_ExpectedDigest]] = {}
     for number, nbytes in enumerate(archive.index.payloads["nbytes"].tolist()):
-        pins = archive.source.expected(number)
+        pins = archive.source.expected_sha256(number)
         digests = [pin or b"" for pin in pins]  # a piece without a pin matches nothing
         if len(pins) > 1 and any(pins):
             expected[number] = _expected_boxes(archive, number, digests)

@@ -25,7 +25,7 @@ import numpy as np
 from zcrecord import dtypes
 from zcrecord.errors import OnnxError
 from zcrecord.onnx.protobuf.reader import VARINT, ProtobufReader, encode_field, encode_varint, read_pair
-from zcrecord.onnx.protobuf.rewriting import ExternalTensor, encode_entries, rewrite
+from zcrecord.onnx.protobuf.rewriting import ExternalTensor, encode_entries, rewrite_tensors
 from zcrecord.onnx.protobuf.scanner import STUB_KEY
 from zcrecord.record.record import Record
 from zcrecord.storage.files import refusals
@@ -207,7 +207,7 @@ class WeightPacker:
             return t.encode({"location": _ZEROS, "length": str(self._weights[int(t.entries[_STUB])].nbytes)})
 
         path = Path(self._folder, "types.onnx")
-        path.write_bytes(rewrite(memoryview(self._model(graph)), refer_to_zeros))
+        path.write_bytes(rewrite_tensors(memoryview(self._model(graph)), refer_to_zeros))
         return values | dict(_output_types(session_of_nodes(self._record, str(path))))
 
     def _pack_groups(self, groups: Iterable[list[_Node]]) -> Iterator[list[PackedForm]]:
@@ -265,7 +265,7 @@ class WeightPacker:
             number, _ = _constant(t.rest)
             forms.extend(forms_of(int(number), t.entries, packed))
 
-        rewrite(memoryview(path.read_bytes()), collect_forms)
+        rewrite_tensors(memoryview(path.read_bytes()), collect_forms)
         for file in files:
             with contextlib.suppress(OSError):  # Windows removes no file that is mapped
                 file.unlink()

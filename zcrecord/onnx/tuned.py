@@ -32,7 +32,7 @@ from zcrecord.codec.verify import check_index
 from zcrecord.errors import FormatError, IntegrityError, LimitError, RecordError, printable
 from zcrecord.onnx.protobuf.interfaces import ModelInterface, difference, graph_interface_of, interface_of
 from zcrecord.onnx.protobuf.reader import MAX_LENGTH, encode_field
-from zcrecord.onnx.protobuf.rewriting import ExternalTensor, rewrite, tensors_of
+from zcrecord.onnx.protobuf.rewriting import ExternalTensor, rewrite_tensors, tensors_of
 from zcrecord.onnx.protobuf.scanner import STUB_KEY
 from zcrecord.record.record import Record
 from zcrecord.record.save import stored_entries
@@ -136,7 +136,7 @@ class TunedTarget(NamedTuple):
             raise LimitError(f"its tuned graph has {size} bytes; ONNX Runtime takes 2 GiB")
         graph = bytes(archive.payload(self.graph))
         if _INNER_STUB in graph or _LOCATION in graph:
-            graph = rewrite(memoryview(graph), refer)
+            graph = rewrite_tensors(memoryview(graph), refer)
         initializers = (encode_field(_INITIALIZER, refer(t)) for t in tensors_of(archive.payload(self.initializers)))
         graph += encode_field(_GRAPH_FIELD, b"".join(initializers))  # protobuf joins the two graphs
         return TunedModel(graph, weights, set(self.payloads) - set(weights))

@@ -27,7 +27,7 @@ from zcrecord.codec.layout import NONE, payload_alignment
 from zcrecord.errors import OnnxError, UnsupportedError
 from zcrecord.onnx.protobuf.interfaces import difference, interface_of
 from zcrecord.onnx.protobuf.reader import HEADER, ProtobufReader, encode_field
-from zcrecord.onnx.protobuf.rewriting import ExternalTensor, rewrite
+from zcrecord.onnx.protobuf.rewriting import ExternalTensor, rewrite_tensors
 from zcrecord.onnx.protobuf.scanner import STUB_KEY
 from zcrecord.record.record import Record
 from zcrecord.storage.files import Progress
@@ -96,7 +96,7 @@ class TunedGraph:
         arrays: list[Any] = []
         forms: list[PackedForm] = []
 
-        def number_weight(t: ExternalTensor, _: str) -> bytes:
+        def add_weight(t: ExternalTensor, _: str) -> bytes:
             is_outside, offset = "location" in t.entries, int(t.entries.get("offset", "0"))
             memory = optimised.external if is_outside else optimised.model
             array = memory[offset : offset + int(t.entries["length"])]
@@ -106,7 +106,7 @@ class TunedGraph:
             arrays.append(array)
             return t.encode({_STUB: str(len(arrays) - 1)})
 
-        tuned_graph.graph = rewrite(ProtobufReader.over(optimised.model.data), number_weight, graph.INLINE)
+        tuned_graph.graph = rewrite_tensors(ProtobufReader.over(optimised.model.data), add_weight, inline=graph.INLINE)
         change = difference(interface_of(graph.skeleton_of(part)), interface_of(tuned_graph.graph))
         if change is not None:
             fault = f"cannot be tuned: ONNX Runtime's optimised graph {change}, unlike the model"
@@ -179,7 +179,7 @@ class TunedGraph:
             initializers.append(encode_field(_INITIALIZER, tensor))
             return None
 
-        return rewrite(memoryview(self.graph), name_forms), b"".join(initializers)
+        return rewrite_tensors(memoryview(self.graph), name_forms), b"".join(initializers)
 
 
 class _OptimisedModel(NamedTuple):

@@ -9,7 +9,7 @@ import ctypes
 import operator
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from zcrecord.archive.payloads import check_copies
 from zcrecord.codec.layout import MAX_ARCHIVE_SIZE, MAX_RANK
 from zcrecord.compat.safetensors.opening import dtype_name, open_record, write, write_bytes
-from zcrecord.dtypes import STRING, by_name, by_safetensors, nbytes
+from zcrecord.dtypes import STRING, DType, by_name, by_safetensors, nbytes
 from zcrecord.errors import UnsupportedError
 from zcrecord.tensors.interop import FLOAT4_PAIRS
 from zcrecord.tensors.packed import PackedTensor, StringTensor
@@ -30,7 +30,7 @@ class TensorSpec:
     """A tensor in C order in memory, which must stay valid until the tensor is written.
 
     Attributes:
-        dtype: the element type: given as "float32", stored as safetensors' "F32".
+        dtype: the element type: given as "float32" or as safetensors' "F32", stored as the latter.
         shape: the dimensions; for `float4_e2m1fn_x2` the last one is given in pairs, and stored in elements.
         data_ptr: the address.
         data_len: the number of bytes.
@@ -45,28 +45,38 @@ class TensorSpec:
     """
 
     dtype: str
-    shape: Sequence[int]
+    shape: Sequence[int] = field(hash=False)  # a list, as programs expect it
     data_ptr: int
     data_len: int
 
     def __post_init__(self) -> None:
         """Check all fields, and convert dtype and shape to safetensors' form."""
-        kind = by_name.get("float4_e2m1fn" if self.dtype == FLOAT4_PAIRS else str(self.dtype))
-        if kind is None or kind is STRING:
-            known = ", ".join(name for name in by_name if name != STRING.name)
-            raise UnsupportedError(f"element type {self.dtype!r} is not known; {known} are")
+        kind = _kind_of(self.dtype)
         try:
             shape = list(map(operator.index, self.shape))
             address, length = operator.index(self.data_ptr), operator.index(self.data_len)
         except TypeError:
             values = self.shape, self.data_ptr, self.data_len
             raise UnsupportedError(f"shape, data_ptr and data_len are integers, not {values!r}") from None
-        if min(*shape, address, length) < 0 or len(shape) > MAX_RANK or max(*shape, length, 0) > MAX_ARCHIVE_SIZE:
+        is_possible = max(*shape, length, 0) <= MAX_ARCHIVE_SIZE and address < 1 << 64 and len(shape) <= MAX_RANK
+        if min(*shape, address, length) < 0 or not is_possible:
             raise UnsupportedError(f"no tensor has shape {shape}, data_ptr {address} and data_len {length}")
-        if self.dtype == FLOAT4_PAIRS and shape:
+        if self.dtype == FLOAT4_PAIRS and not shape:
+            raise UnsupportedError(f"{FLOAT4_PAIRS} of rank 0 is two elements without an axis; its shape is (1,)")
+        if self.dtype == FLOAT4_PAIRS:
             shape[-1] *= 2
         object.__setattr__(self, "dtype", kind.safetensors or kind.name)
         object.__setattr__(self, "shape", shape)
+
+
+def _kind_of(dtype: Any) -> DType:
+    """Return the element type of a name: one of this package's or of safetensors', or torch's for pairs of float4."""
+    name = "float4_e2m1fn" if dtype == FLOAT4_PAIRS else str(dtype)
+    kind = by_name.get(name) or by_safetensors.get(name)
+    if kind is None or kind is STRING:
+        known = ", ".join(name for name in by_name if name != STRING.name)
+        raise UnsupportedError(f"element type {dtype!r} is not known; the known ones are {known}, {FLOAT4_PAIRS}")
+    return kind
 
 
 def serialize(tensor_dict: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None = None) -> bytes:
@@ -138,7 +148,7 @@ def _array(name: Any, spec: Any) -> Any:
     """Return the memory at a TensorSpec's address as a tensor, uncopied, which does not keep it alive."""
     if not isinstance(spec, TensorSpec):
         raise UnsupportedError(f"a TensorSpec is expected, not a {type(spec).__name__}", tensor=str(name))
-    kind = by_safetensors.get(spec.dtype) or by_name[spec.dtype]
+    kind = _kind_of(spec.dtype)
     size = nbytes(prod(spec.shape), kind.bits)
     if spec.data_len != size:
         fault = f"shape {spec.shape} of {spec.dtype} takes {size} bytes, data_len says {spec.data_len}"

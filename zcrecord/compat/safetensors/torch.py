@@ -18,7 +18,8 @@ from zcrecord.compat.safetensors.specs import serialize as serialize
 from zcrecord.compat.safetensors.specs import serialize_file as serialize_file
 from zcrecord.dtypes import by_safetensors
 from zcrecord.frameworks.torch import import_torch
-from zcrecord.tensors.strides import reach
+from zcrecord.remote.ranges import RangeSet
+from zcrecord.tensors.strides import is_dense, reach
 
 __all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model", "storage_ptr", "storage_size"]
 
@@ -97,11 +98,11 @@ def load_model(
         unexpected. SourceError: the file cannot be read. FormatError: it is neither archive nor safetensors file.
     """
     loaded = load_file(filename, device=device, backend=backend)
-    own = model.state_dict()
+    tensors = model.state_dict()
     missing, unexpected = model.load_state_dict(loaded, strict=False)
-    matching = [name for name in own if name in loaded]
-    missing = _unloaded_names(missing, own, matching)
-    unexpected = [*unexpected, *_untied_names(own, loaded, matching)]
+    matching = [name for name in tensors if name in loaded]
+    missing = _unloaded_names(missing, tensors, matching)
+    unexpected = [*unexpected, *_untied_names(tensors, loaded, matching)]
     if strict and (missing or unexpected):
         lines = [f"Error(s) in loading state_dict for {type(model).__name__} from {os.fspath(filename)}:"]
         lines += [f"Missing key(s) in state_dict: {_quote(missing)}"] if missing else []
@@ -128,24 +129,26 @@ def _view_key(tensor: Any) -> tuple[Any, ...]:
     return tensor.device, tensor.data_ptr() or id(tensor), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
-def _unloaded_names(missing: Iterable[str], own: Mapping[str, Any], loaded: Iterable[str]) -> list[str]:
-    """Return the missing names of a module's tensors `own` whose memory does not lie in one of a loaded name."""
-    loaded_extents: dict[Any, list[tuple[int, int]]] = {}
-    for name in loaded:
-        loaded_extents.setdefault(_storage_key(own[name]), []).append(_extent(own[name]))
+def _unloaded_names(missing: Iterable[str], tensors: Mapping[str, Any], loaded_names: Iterable[str]) -> list[str]:
+    """Return the missing names of a module's `tensors` whose memory was not loaded under other names either."""
+    loaded_views, loaded_ranges = set[Any](), dict[Any, RangeSet]()
+    for name in loaded_names:
+        tensor = tensors[name]
+        loaded_views.add(_view_key(tensor))
+        if is_dense(tensor.shape, tensor.stride()):  # the gaps of any other were not loaded
+            loaded_ranges.setdefault(_storage_key(tensor), RangeSet()).add(*_extent(tensor))
 
-    def is_loaded(name: str) -> bool:
-        extents = loaded_extents.get(_storage_key(own[name]), ()) if name in own else ()
-        start, end = _extent(own[name]) if extents else (0, 0)
-        return any(low <= start and end <= high for low, high in extents)
+    def is_loaded(tensor: Any) -> bool:
+        ranges = loaded_ranges.get(_storage_key(tensor))
+        return _view_key(tensor) in loaded_views or (ranges is not None and not ranges.missing(*_extent(tensor)))
 
-    return [name for name in missing if not is_loaded(name)]
+    return [name for name in missing if name not in tensors or not is_loaded(tensors[name])]
 
 
-def _untied_names(own: Mapping[str, Any], loaded: Mapping[str, Any], names: Iterable[str]) -> list[str]:
-    """Return those of `names` that the module's tensors `own` tie to an earlier one, and the file's `loaded` do not."""
+def _untied_names(tensors: Mapping[str, Any], loaded: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """Return those of `names` that the module's `tensors` tie to an earlier one, and the file's `loaded` do not."""
     first: dict[Any, str] = {}
-    ties = [(name, first.setdefault(_view_key(own[name]), name)) for name in names]
+    ties = [(name, first.setdefault(_view_key(tensors[name]), name)) for name in names]
     return [n for n, earlier in ties if n != earlier and _view_key(loaded[n]) != _view_key(loaded[earlier])]
 
 

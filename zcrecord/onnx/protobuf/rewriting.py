@@ -36,9 +36,9 @@ class ExternalTensor(NamedTuple):
         return self.rest + encode_entries(entries)
 
 
-# Returns the new TensorProto, None to remove it. The second argument is "main" for an initializer of the main graph,
+# Returns the new TensorProto; None removes it. The second argument is "main" for an initializer of the main graph,
 # "inner" for one of a graph in its nodes, "" for any other tensor.
-Change = Callable[[ExternalTensor, str], bytes | None]
+Replacement = Callable[[ExternalTensor, str], bytes | None]
 
 
 def encode_entries(entries: dict[str, str]) -> bytes:
@@ -47,15 +47,15 @@ def encode_entries(entries: dict[str, str]) -> bytes:
     return _EXTERNAL + b"".join(encode_field(_EXTERNAL_DATA >> 3, pair) for pair in pairs)
 
 
-def rewrite(model: memoryview | ProtobufReader, change: Change, inline: int | None = None) -> bytes:
-    """Return a ModelProto with each TensorProto that has external data replaced by `change`, removed if it is None.
+def rewrite_tensors(model: memoryview | ProtobufReader, replace: Replacement, *, inline: int | None = None) -> bytes:
+    """Return a ModelProto whose tensors with external data are replaced by what `replace` returns.
 
-    The model is bytes, or a reader of all of them. An initializer of more than `inline` bytes in it counts as external:
-    its offset and length are those there.
+    The model is bytes, or a reader of all of them; OnnxError if it is malformed. With `inline`, initializers that hold
+    more bytes than that are passed to `replace`, too: their offset and length are those in `model`.
     """
     reader = model if isinstance(model, ProtobufReader) else ProtobufReader(model)
-    out = _rewritten(reader, reader.limit, MODEL, change, 0, "main", inline)
-    return bytes(reader.view[: reader.limit]) if out is None else out
+    rewritten = _rewritten(reader, reader.limit, MODEL, replace, 0, "main", inline)
+    return bytes(reader.view[: reader.limit]) if rewritten is None else rewritten
 
 
 def tensors_of(graph: memoryview) -> Iterator[ExternalTensor]:
@@ -89,7 +89,7 @@ def _add_domains(reader: ProtobufReader, end: int, kind: str, domains: set[str],
 
 
 def _rewritten(
-    reader: ProtobufReader, end: int, kind: str, change: Change, depth: int, place: str, inline: int | None
+    reader: ProtobufReader, end: int, kind: str, replace: Replacement, depth: int, place: str, inline: int | None
 ) -> bytes | None:
     """Return the message of a `kind` that ends at an offset, with its tensors changed; None without a change."""
     if kind in (FUNCTION, TRAINING):
@@ -107,8 +107,8 @@ def _rewritten(
             tensor = _external(reader, field_end, inline if tensor_place else None)
             if tensor is None:
                 continue
-            changed = change(tensor, tensor_place)
-        elif (changed := _rewritten(reader, field_end, child.kind, change, depth + 1, place, inline)) is None:
+            changed = replace(tensor, tensor_place)
+        elif (changed := _rewritten(reader, field_end, child.kind, replace, depth + 1, place, inline)) is None:
             continue
         parts.append(reader.view[copied_to:start])
         if changed is not None:
