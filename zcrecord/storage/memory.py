@@ -87,10 +87,9 @@ def _open_archive_file(path: str, least: int, opened: int | None) -> tuple[io.Fi
 def _typed_read_errors(path: str, out_of_memory: str = _LIMITED_ADDRESSES) -> Iterator[None]:
     """Raise an OSError as a SourceError, of a missing file as SourceNotFoundError; each RecordError names the path."""
     try:
-        with located(path=path):
-            yield
-    except RecordError:  # first, because a SourceError is an OSError, too
-        raise
+        yield
+    except RecordError as error:  # first, because a SourceError is an OSError, too
+        raise error.located(path=path) from error.__cause__
     except FileNotFoundError as error:
         raise SourceNotFoundError("no such file", path=path, errno=error.errno) from None
     except OSError as error:
