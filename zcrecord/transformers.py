@@ -86,7 +86,7 @@ def from_pretrained(
     model_class, config = _concrete_class(model_class, config, path, options.get("trust_remote_code"))
     record = record_of(path if archive is None else archive, trusted_keys)
     state = _model_tensors(record)
-    repeated = _repeated_names(transformers, state, config) if options.get("key_mapping") is None else set()
+    repeated = _declared_ties(transformers, state, config) if options.get("key_mapping") is None else set()
     returns_info = options.pop("output_loading_info", False)
     options |= {"config": config, "output_loading_info": True}
     load = functools.partial(model_class.from_pretrained, None, *args, **options)
@@ -244,22 +244,19 @@ def _architectures(config: Any) -> list[str]:
     return [name for name in names if isinstance(name, str)] if isinstance(names, list | tuple) else []
 
 
-def _repeated_names(transformers: Any, state: dict[str, Any], config: Any) -> set[str]:
-    """Return the names whose tensor is another name's, too, and that the saved class declares as tied to that name.
+def _declared_ties(transformers: Any, state: dict[str, Any], config: Any) -> set[str]:
+    """Return names of `state` that the saved class declares as tied to another name, and that have the same tensor.
 
-    Left out, they are tied by transformers, as in its own files; of names that it gets it compares all bytes.
+    transformers ties a name that is left out, as in its own files. Given both, it would compare all their bytes. Only
+    declarations by name count: not those of transformers 4, which have no target, nor patterns.
     """
     saved_class = getattr(transformers, next(iter(_architectures(config)), ""), None)
     declared = getattr(saved_class, "_tied_weights_keys", None)
     if not isinstance(declared, dict) or not getattr(config, "tie_word_embeddings", False):
         return set()
-    repeated = set()
-    for name, first in declared.items():
-        if name not in state or first not in state or first in declared:
-            continue
-        if state[name].is_set_to(state[first]) and state[name].dtype == state[first].dtype:
-            repeated.add(name)
-    return repeated
+    targets = {name: target for name, target in declared.items() if target not in declared}
+    pairs = [(name, state[name], state[target]) for name, target in targets.items() if {name, target} <= state.keys()]
+    return {name for name, tensor, target in pairs if tensor.dtype == target.dtype and tensor.is_set_to(target)}
 
 
 def _model_tensors(record: Record) -> dict[str, Any]:

@@ -21,10 +21,10 @@ from onnx_graphs import archive_of, converted_in, plain, value
 
 import zcrecord
 from zcrecord.cli.dispatch import main
-from zcrecord.errors import IntegrityError, OnnxError, UnsupportedError
+from zcrecord.errors import FormatError, IntegrityError, OnnxError, UnsupportedError
 from zcrecord.onnx import runtime, session, to_onnx, tune, tuned_graph, tuning, verify_external
 from zcrecord.onnx.protobuf.interfaces import difference, interface_of, without_constant_inputs
-from zcrecord.onnx.tuned import Interfaces
+from zcrecord.onnx.tuned import Interfaces, read_tuned
 
 FLOAT = TensorProto.FLOAT
 X = {"x": np.arange(8, dtype=np.float32).reshape(1, 8)}
@@ -123,6 +123,12 @@ def test_a_session_of_an_archive_tuned_before_has_the_model_answer_and_says_why(
     assert not found.used and tuning(tuned_before) == found
     what = "its tuned graph has the input 's1', unlike the model; tune it again"
     assert found.reason == what
+    with zcrecord.load_record(tuned_before) as record:
+        interfaces, part = Interfaces(record.archive), read_tuned(record.archive)
+        assert part is not None
+        for _ in range(2):  # a target that failed fails again
+            with pytest.raises(FormatError, match=what):
+                interfaces.check_target(part.targets[0])
     np.testing.assert_array_equal(made.run(None, X)[0], original.run(None, X)[0])
     tune(tuned_before)
     assert tuning(tuned_before).used
@@ -150,7 +156,7 @@ def test_the_command_verify_finds_it(tuned_before: Path, capsys: pytest.CaptureF
 def test_a_small_model_that_was_written_of_it_is_found(tuned_before: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = tuned_before.with_name("small.onnx")
     with monkeypatch.context() as patch:
-        patch.setattr(Interfaces, "check", lambda *_: None)
+        patch.setattr(Interfaces, "check_target", lambda *_: None)
         to_onnx(tuned_before, small, external=True)
     what = r"small\.onnx: it has the input 's1', unlike the model in '.*model\.zcr'; export the model again"
     with pytest.raises(IntegrityError, match=what):

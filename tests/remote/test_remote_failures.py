@@ -249,6 +249,7 @@ def test_a_failure_in_one_thread_leaves_no_other_waiting(server: Server) -> None
 def test_options_for_local_files_are_refused(server: Server) -> None:
     with pytest.raises(UnsupportedError, match="embedded='suffix' is for local files"):
         load(server, embedded="suffix")
+    assert not server.sent
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,13 @@ def shut() -> Any:
         return file
 
 
+class Boasting(io.RawIOBase):
+    """A file object that reports more bytes than it was given."""
+
+    def write(self, data: Any) -> int:
+        return len(data) + 1
+
+
 FULL, CLOSED = "cannot write.*: No space left on device", "cannot write to the file object: Broken pipe"
 NOT_FOR_WRITING = r"the file object is not open for writing \(.*\); open it as with open\(path, 'wb'\)"
 REFUSING: dict[str, tuple[Any, type[RecordError], int | None, str]] = {
@@ -69,6 +76,7 @@ REFUSING: dict[str, tuple[Any, type[RecordError], int | None, str]] = {
     "a closed file": (shut, SourceError, None, "the file object is closed; open it again"),
     "text": (lambda: open(os.devnull, "w", encoding="utf-8"), UnsupportedError, None, "text mode; open it in binary"),
     "text by another name": (lambda: codecs.getwriter("utf-8")(io.BytesIO()), UnsupportedError, None, "accept bytes"),
+    "one that claims too much": (Boasting, UnsupportedError, None, r"write\(\) .* returned \d+, expected at most \d+"),
     "a store's own": (lambda: Raising(OSError("the bucket is gone")), SourceError, None, "object: the bucket is gone"),
 }  # fmt: skip
 

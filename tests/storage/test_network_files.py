@@ -19,7 +19,7 @@ import records as r
 from processes import output
 
 import zcrecord
-from zcrecord import SourceError, load_record
+from zcrecord import SourceError, UnsupportedError, load_record
 from zcrecord.formats import convert
 from zcrecord.loaders.torch import TorchLoader
 from zcrecord.storage import memory
@@ -87,6 +87,14 @@ def test_what_is_not_used_any_more_is_not_in_memory_and_edits_are(made: Path) ->
     assert r.address(first) % 64 == 0
     edited["layers.0.w"][0] = 7
     assert edited["layers.0.w"][0, 0] == 7 and record["layers.0.w"][0, 0] == 0
+
+
+def test_bytes_of_a_file_are_read_in_order_alone(made: Path) -> None:
+    octets: Any = memory.read_on_demand(str(made / "m.zcr")).octets
+    assert bytes(octets[2:][:9:1]) == (made / "m.zcr").read_bytes()[2:11]
+    for selected in (slice(None, None, 2), slice(9, 0, -1), 0):
+        with pytest.raises(UnsupportedError, match="slices of step 1"):
+            octets[selected]
 
 
 @pytest.mark.parametrize("file", ["m.zcr", "shards.zcr", "m.safetensors"])

@@ -157,8 +157,10 @@ def test_strings_unpack_to_text_or_to_bytes() -> None:
     tensor = StringTensor.from_strings(["ä", b"b", "", "c"], (2, 2))
     assert tensor.unpack().tolist() == [["ä", "b"], ["", "c"]]
     assert tensor.unpack(encoding=None).tolist() == [["ä".encode(), b"b"], [b"", b"c"]]
-    with pytest.raises(UnsupportedError, match=r"a string is not utf-8: .*; unpack\(encoding=None\) gives bytes"):
-        StringTensor.from_strings([b"\xff"]).unpack()
+    with pytest.raises(UnsupportedError, match=r"string 1 of 2 is not utf-8: .*; unpack\(encoding=None\) gives bytes"):
+        StringTensor.from_strings(["a", b"\xff"]).unpack()
+    with pytest.raises(UnsupportedError, match="string 0 of 1 is not idna"):
+        StringTensor.from_strings(["xn--99999999"]).unpack("idna")  # a UnicodeError of its own
 
 
 def test_strings_of_any_bytes_round_trip() -> None:

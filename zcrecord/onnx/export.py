@@ -153,7 +153,7 @@ def _tuned_model(archive_link: ArchiveLink, *, on_all_cpus: bool) -> _TunedModel
         target, packed = fitting(archive, opened.module, this_target(ort)), compares_packed(ort)
         target.check(archive)
         model = target.model(archive, archive_link.location, archive.offset, packed=packed)
-        Interfaces(archive).check(target)
+        Interfaces(archive).check_target(target)
         target.check_payloads(archive, {*model.weights, *model.packed})
         new_domains = domains_of(memoryview(model.data)) - _SAFE - domains_of(graph.skeleton_of(opened.part))
     except RecordError as error:

@@ -158,7 +158,7 @@ def this_target(ort: Any, provider: str = "CPUExecutionProvider") -> TuningTarge
         build=_build(ort),
         provider=provider,
         machine=f"{sys.platform}-{machine}".lower(),
-        cpu=_cpu_features(machine, cpuinfo, _numpy_table(), name),
+        cpu=_cpu_features(machine, cpuinfo, _numpy_cpu_features(), name),
         nchwc_block=_nchwc_block(ort),
     )
 
@@ -186,7 +186,7 @@ def _build(ort: Any) -> str:
     return f"{commit[1] if commit else 'unknown'}-{zlib.crc32(description.encode()):08x}"
 
 
-def _numpy_table() -> Mapping[str, bool]:
+def _numpy_cpu_features() -> Mapping[str, bool]:
     """Return numpy's CPU features, True for those that this processor has; empty if this numpy has no such table."""
     try:
         return dict(importlib.import_module("numpy._core._multiarray_umath").__cpu_features__)

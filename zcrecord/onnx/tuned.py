@@ -14,7 +14,7 @@ import hashlib
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -194,30 +194,39 @@ class Interfaces:
 
     def __init__(self, archive: Archive) -> None:
         self._archive = archive
-        self._models = _skeleton_payloads(archive.index)
+        self._skeletons = _skeleton_payloads(archive.index)
         self._interfaces: dict[Any, ModelInterface] = {}  # by payload, and by how it is read
         self._checked: set[Any] = set()
         self._bytes_left = DIGEST_ALLOWANCE * archive.stored_nbytes()  # that may be read, or targets could share graphs
 
-    def check(self, target: TunedTarget) -> None:
-        """Raise FormatError unless a target's graph has the model's inputs and outputs; old releases wrote others."""
-        archive, graphs = self._archive, (target.graph, target.initializers)
-        models = self._models.get(target.module, [])
-        key = *map(archive.place, graphs), target.module
+    def check_target(self, target: TunedTarget) -> None:
+        """Check that a target's graph has the model's inputs and outputs.
+
+        Raises:
+            FormatError: it has others. Old releases wrote such graphs, so this is no sign of damage. LimitError: the
+            targets share graphs, so that a comparison of all would read far more than the archive.
+        """
+        graphs = target.graph, target.initializers
+        skeletons = self._skeletons.get(target.module, [])
+        key = *map(self._archive.place, graphs), target.module
         if key in self._checked:
             return
-        self._checked.add(key)
-        self._bytes_left -= sum(len(archive.payload(n)) for n in (*graphs, *models))
-        if self._bytes_left < 0:
-            fault = f"its tuned targets share graphs of more than {DIGEST_ALLOWANCE} times the archive's bytes in all"
-            raise LimitError(f"{fault}; {_AGAIN}")
+        self._charge((*graphs, *skeletons))
         initializers = self._interface(target.initializers, graph_interface_of)
         joined = self._interface(target.graph, interface_of).joined(initializers)
-        for skeleton in models:
+        for skeleton in skeletons:
             change = difference(self._interface(skeleton, interface_of), joined)
             if change is not None:
                 where = f" of module '{printable(target.module)}'" if target.module else ""
                 raise FormatError(f"its tuned graph{where} {change}, unlike the model; tune it again")
+        self._checked.add(key)
+
+    def _charge(self, numbers: Iterable[int]) -> None:
+        """Subtract the bytes of payloads from those that may be read; LimitError if none are left."""
+        self._bytes_left -= sum(len(self._archive.payload(n)) for n in numbers)
+        if self._bytes_left < 0:
+            fault = f"its tuned targets share graphs of more than {DIGEST_ALLOWANCE} times the archive's bytes in all"
+            raise LimitError(f"{fault}; {_AGAIN}")
 
     def _interface(self, number: int, read: Callable[[Any], ModelInterface]) -> ModelInterface:
         key = self._archive.place(number), read
@@ -267,7 +276,7 @@ def check_interfaces(archive: Archive) -> None:
     interfaces = Interfaces(archive)
     for target in part.targets if part is not None else ():
         if target.target.convention == CONVENTION:
-            interfaces.check(target)
+            interfaces.check_target(target)
 
 
 def targets_of(archive: Archive) -> tuple[str, ...]:
@@ -318,7 +327,7 @@ def plan(archive: Archive, module: str, here: TuningTarget, *, packed: bool) -> 
         target = fitting(archive, module, here)
         target.check(archive)
         model = target.model(archive, os.path.basename(path), archive.offset, packed=packed)
-        Interfaces(archive).check(target)
+        Interfaces(archive).check_target(target)
     except RecordError as error:
         raise NoTuning(error.message) from error
 

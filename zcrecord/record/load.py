@@ -173,12 +173,15 @@ def _load(source: Any, names: Names | None, rename: Rename | None, options: Load
     """Open a source as an archive, or a part of it, checked as the options ask; of safetensors perhaps deferred."""
     if is_url(source):
         from zcrecord.foreign import open_remote  # here, because few archives are remote
-        from zcrecord.remote.open_url import open_url
+        from zcrecord.remote.open_url import open_url, remote_file
 
-        cache, storage = options.cache, options.storage_options
+        cache, storage, embedded = options.cache, options.storage_options, options.embedded
+        if embedded is not None and not isinstance(file := remote_file(source, storage), str):
+            fault = f"embedded={embedded!r} is for local files; download it, or have the archive served by itself"
+            raise UnsupportedError(fault, path=file.shown)
         opened = open_url(source, verify=options.verify, cache=cache, options=storage, open_other=open_remote)
         if not isinstance(opened, str):
-            return _fetch_part(_open_remote(source, opened, options), names, rename, options)
+            return _fetch_part(_finish_remote(source, opened, options), names, rename, options)
         source = opened
     reads_chosen = names is not None and options.mmap is False and not options.checks_content
     if reads_chosen:
@@ -261,24 +264,24 @@ def _check_content(archive: Archive, options: LoadOptions, *, local: bool = Fals
         archive.source.recipe = functools.partial(_recipe, expect=content)
 
 
-def _open_remote(url: str, archive: Archive, options: LoadOptions) -> Archive:
-    """Return a remote archive, or the one that a remote catalogue describes; UnsupportedError if it is embedded."""
-    if options.embedded is not None:
-        fault = f"embedded={options.embedded!r} is for local files; download it, or have the archive served by itself"
-        raise UnsupportedError(fault, path=archive.path)
+def _finish_remote(url: str, archive: Archive, options: LoadOptions) -> Archive:
+    """Return a remote archive, or the one that a remote catalogue, or archive of references, describes."""
     reload_options = LoadOptions(cache=options.cache, storage_options=options.storage_options)
 
     def recipe(pickled: Archive) -> tuple[Any, ...]:
         return _reload, (url, reload_options, pickled.seal(), pickled.source.pins())
 
-    if not archive.whole:
+    if not archive.whole:  # `open_url` has set the recipe of a whole one
         archive.source.recipe = recipe
-    if not names_files(archive):
-        return archive
+    return _open_remote_files(url, archive, options, recipe) if names_files(archive) else archive
+
+
+def _open_remote_files(url: str, catalogue: Archive, options: LoadOptions, recipe: Any) -> Archive:
+    """Return the archive that a remote catalogue, or archive of references, describes; its files are beside the URL."""
     from zcrecord.remote.open_url import open_ranges, open_url
     from zcrecord.storage.urls import file_beside
 
-    archive.fetch()
+    catalogue.fetch()  # its tables are payloads, and are read whole
 
     def open_shard(name: str) -> Archive:
         shard_url = file_beside(url, name)
@@ -289,7 +292,7 @@ def _open_remote(url: str, archive: Archive, options: LoadOptions) -> Archive:
     def open_file(name: str, open_memory: Any) -> Archive:
         return open_ranges(file_beside(url, name), open_memory, options.cache, options.storage_options)
 
-    return _open_described(archive, open_shard, open_file, recipe)
+    return _open_described(catalogue, open_shard, open_file, recipe)
 
 
 def _open_file(mmap: bool | None, path: str, *, least: int = 2 * HEADER_SIZE, opened: int | None = None) -> Memory:

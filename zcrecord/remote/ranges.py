@@ -74,9 +74,8 @@ class RangeSet:
         """Return the parts of [start, end) that are not in the set."""
         out = []
         first = bisect.bisect_right(self.ranges, start, key=lambda part: part[1])
-        for lo, hi in self.ranges[first:]:
-            if lo >= end:
-                break
+        last = bisect.bisect_left(self.ranges, end, key=lambda part: part[0])
+        for lo, hi in self.ranges[first:last]:
             if start < lo:
                 out.append((start, lo))
             start = max(start, hi)

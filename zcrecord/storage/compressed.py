@@ -42,13 +42,13 @@ class PeekableStream(io.RawIOBase):
     def readinto(self, buffer: Any) -> int | None:
         """Read some bytes, as the stream does."""
         if self._unread_head:
-            data, self._unread_head = self._unread_head[: len(buffer)], self._unread_head[len(buffer) :]
-            buffer[: len(data)] = data
-            nbytes: int | None = len(data)
-        else:
-            nbytes = read_into(self._stream, buffer)
-        self.position += nbytes or 0
-        return nbytes
+            nbytes = min(len(buffer), len(self._unread_head))
+            buffer[:nbytes], self._unread_head = self._unread_head[:nbytes], self._unread_head[nbytes:]
+            self.position += nbytes
+            return nbytes
+        count = read_into(self._stream, buffer)
+        self.position += count or 0
+        return count
 
 
 def decompressed(stream: PeekableStream) -> Any:

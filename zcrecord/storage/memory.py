@@ -35,7 +35,10 @@ from .sink import flat_view
 
 Mode = Literal["r", "c"]
 
-_ROOM = "raise its limit (ulimit -v), or make shards of it (zcrecord convert --max-shard-size), each mapped when needed"
+_LIMITED_ADDRESSES = (
+    "this process may not have as much address space as the file has bytes; raise its limit (ulimit -v), or make "
+    "shards of it (zcrecord convert --max-shard-size), each mapped when needed"
+)
 READ_PIECE = 2 << 20  # bytes of one read, and of a huge page; many times a network's round trip is worth
 READERS = 4  # reads under way at a time; a network file system answers each by itself
 _HUGE = 4 << 20  # bytes from which huge pages are asked for, as by numpy
@@ -81,18 +84,18 @@ def _open_archive_file(path: str, least: int, opened: int | None) -> tuple[io.Fi
 
 
 @contextlib.contextmanager
-def _typed_read_errors(path: str) -> Iterator[None]:
-    """Raise the system's errors of reading a file as one typed error."""
+def _typed_read_errors(path: str, out_of_memory: str = _LIMITED_ADDRESSES) -> Iterator[None]:
+    """Raise an OSError as a SourceError, of a missing file as SourceNotFoundError; each RecordError names the path."""
     try:
         yield
-    except RecordError as error:
+    except RecordError as error:  # first, because a SourceError is an OSError, too
         raise error.located(path=path) from error.__cause__
     except FileNotFoundError as error:
         raise SourceNotFoundError("no such file", path=path, errno=error.errno) from None
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         if error.errno == errno.ENOMEM:
-            reason += f": this process may not have as much address space as the file has bytes; {_ROOM}"
+            reason += f": {out_of_memory}"
         raise SourceError(f"cannot be read: {reason}", path=path, errno=error.errno) from error
 
 
@@ -163,7 +166,7 @@ def read_file(path: str, **options: Any) -> Memory:
     """Read a whole file, opened by `map_file`, into memory at an address that is a multiple of 65536."""
     memory = read_on_demand(path, **options)
     file: Any = memory.octets
-    with _typed_read_errors(path):
+    with _typed_read_errors(path, "too little memory for the whole file; mmap=True maps a local file instead"):
         block, octets = aligned(len(file), huge=len(file) >= _HUGE)
     if octets:
         with contextlib.closing(file):
@@ -177,9 +180,10 @@ def _close(fd: int) -> None:
 
 
 class FileBytes:
-    """Stands for a memoryview of an open file: a slice with an end is read, one without is `FileBytes`, too."""
+    """Stands for a memoryview of an open file. Indexing takes slices of step 1 alone."""
 
     readonly = True
+    _head: FileBytes | None = None  # the object that it is the tail of, which keeps the descriptor open
 
     def __init__(self, fd: int, path: str, identity: Identity, network: str) -> None:
         """Keep the file of a descriptor open until the last slice goes, or `close` is called."""
@@ -190,10 +194,13 @@ class FileBytes:
         return self._identity[2] - self._start
 
     def __getitem__(self, selected: slice) -> Any:
+        """Read a slice with an end, and return a memoryview; without an end return `FileBytes`, and read nothing."""
+        if not isinstance(selected, slice) or selected.step not in (None, 1):
+            raise UnsupportedError(f"bytes of a file are read by slices of step 1, not by {selected}")
         start, stop, _ = selected.indices(len(self))
         if selected.stop is None:
-            tail: Any = copy.copy(self)
-            tail._start, tail.whole = self._start + start, self  # which keeps the descriptor open
+            tail = copy.copy(self)
+            tail._start, tail._head = self._start + start, self
             return tail
         octets = new_memory(max(0, stop - start)).data
         self.fill([(start, octets)])

@@ -122,6 +122,8 @@ class ObjectSink(Sink):
             written = len(view)
         if not written:  # a raw file returns None when it would block
             raise SourceError(f"the file object accepted 0 of {len(view)} bytes; open it in blocking mode")
+        if written > len(view):
+            raise UnsupportedError(f"write() of the file object returned {written}, expected at most {len(view)}")
         return int(written)
 
     def read_back(self, offset: int, size: int) -> bytes:

@@ -213,10 +213,11 @@ class StringTensor:
         """
         out = np.empty(prod(self.shape), object)
         try:
-            out[:] = [s if encoding is None else s.decode(encoding) for s in self.strings()]
-        except UnicodeDecodeError as error:
-            fault = f"a string is not {encoding}: {error.reason}; unpack(encoding=None) gives bytes"
-            raise UnsupportedError(fault) from error
+            for i, string in enumerate(self.strings()):
+                out[i] = string if encoding is None else string.decode(encoding)
+        except UnicodeError as error:
+            fault = f"string {i} of {len(out)} is not {encoding}: {getattr(error, 'reason', error)}"
+            raise UnsupportedError(f"{fault}; unpack(encoding=None) gives bytes") from error
         return out.reshape(self.shape)
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:

@@ -100,7 +100,7 @@ def pack(
         0.0
     """
     started = time.perf_counter()
-    source_path, dest_path, place = checked_paths(source, dest, force=force, options=storage_options)
+    source_path, dest_path, sink_place = resolve_paths(source, dest, force=force, options=storage_options)
     compressors, threads = _compressors(level), cores(threads)
     check = ArchiveCheck(progress)
     entries: list[SeekEntry] = []
@@ -109,7 +109,7 @@ def pack(
             packed = _pack_file(source_path, check, compressors, threads)
         else:
             packed = _pack_stream(reader, check, compressors, threads)
-        with open_sink(place, durable=durable, options=storage_options) as sink, closing(packed):
+        with open_sink(sink_place, durable=durable, options=storage_options) as sink, closing(packed):
             for entry, frame in packed:
                 sink.write(frame)
                 entries.append(entry)
@@ -120,10 +120,10 @@ def pack(
     return PackReport(source_path, dest_path, check.done, packed_bytes, len(entries), seconds, peak_rss())
 
 
-def checked_paths(
+def resolve_paths(
     source: Any, dest: Any, *, force: bool, options: Mapping[str, Any] | None
 ) -> tuple[str | None, str | None, Any]:
-    """Return both paths, None for a file object, and the place for `open_sink`, which may be written; else raises."""
+    """Return both paths, None for a file object, and the argument for `open_sink`. Raises as `check_destination`."""
     source_path = None if hasattr(source, "read") else path_of(source)
     dest_path = None if hasattr(dest, "write") else path_of(dest)
     version = check_destination(source_path, dest_path, force, options)

@@ -19,7 +19,7 @@ from zcrecord.storage.threads import cores, map_ordered
 from zcrecord.writing.writers import peak_rss
 
 from .frames import SeekTable, frame_decompressor, read_table
-from .packer import PREADV, ArchiveCheck, PackReport, checked_paths
+from .packer import PREADV, ArchiveCheck, PackReport, resolve_paths
 
 _PIECE = 1 << 20  # bytes decompressed at a time, of a stream
 _PARALLEL = 16 << 20  # bytes of the largest frame for which several frames are held at a time
@@ -60,7 +60,7 @@ def unpack(
         True
     """
     started = time.perf_counter()
-    source_path, dest_path, place = checked_paths(source, dest, force=force, options=storage_options)
+    source_path, dest_path, sink_place = resolve_paths(source, dest, force=force, options=storage_options)
     import_zstandard()  # before anything is opened
     threads = cores(threads)
     with located(path=source_path), StreamReader(source_path or source) as reader:
@@ -72,7 +72,7 @@ def unpack(
         check = ArchiveCheck(progress, packed_nbytes)
         check.expected = None if table is None else table.nbytes
         pieces = _decompress(reader, table, threads)
-        with open_sink(place, durable=durable, options=storage_options) as sink, closing(pieces):
+        with open_sink(sink_place, durable=durable, options=storage_options) as sink, closing(pieces):
             for piece in pieces:
                 check.update(piece)
                 sink.write(piece)

@@ -85,7 +85,7 @@ class _Member(NamedTuple):
     lo: int
     hi: int
     dense: bool
-    alone: bool  # must have a payload of its own: packed elements, strings, bytes to be swapped
+    needs_own_payload: bool  # packed elements, strings, bytes to be swapped, or a copy with other bits
     tensors: list[int]  # the numbers of those that are this array
     shape: tuple[int, ...]
 
@@ -97,75 +97,75 @@ def chunks(source: SplitSource | Array) -> Iterator[Array]:
 
 def plan_sharing(tensors: list[Any]) -> PayloadPlan:
     """Return a plan of the payloads of arrays and tensors; copies only what must be packed or byte-swapped."""
-    out = PayloadPlan(len(tensors))
-    simple, raw = _simple_arrays(tensors, out)
+    plan = PayloadPlan(len(tensors))
+    simple, raw = _simple_arrays(tensors, plan)
     members: dict[Any, _Member] = {}
     if len(simple) < len(tensors):
         lazy: dict[Any, int] = {}
         for i in sorted(set(range(len(tensors))).difference(simple)):
             if isinstance(tensors[i], LazyTensor):
-                _place_lazy(i, tensors[i], out, lazy)
+                _place_lazy(i, tensors[i], plan, lazy)
             else:
-                _collect(i, tensors[i], out, members)
+                _add_member(i, tensors[i], plan, members)
     else:
         own_memory = not any([t.base is not None for t in tensors])  # noqa: C419  # twice as fast as a generator
         if (own_memory and len(set(map(id, tensors))) == len(tensors)) or not _overlapping(raw, []).any():
-            out.source_ids, out.sources = list(range(len(tensors))), raw
-            return out
+            plan.source_ids, plan.sources = list(range(len(tensors))), raw
+            return plan
     is_overlapping = _overlapping(raw, list(members.values()))
     for i, array, overlaps in zip(simple, raw, is_overlapping.tolist(), strict=True):
         if overlaps:
-            _collect(i, tensors[i], out, members)
+            _add_member(i, tensors[i], plan, members)
         else:
-            out.source_ids[i] = len(out.sources)
-            out.sources.append(array)
+            plan.source_ids[i] = len(plan.sources)
+            plan.sources.append(array)
     for group in _overlapping_groups(list(members.values())):
         for part in _without_bools(group):
-            _place_group(part, out)
+            _place_group(part, plan)
     if members or len(simple) < len(tensors):
-        out.renumber()
-    return out
+        plan.renumber()
+    return plan
 
 
-def _place_lazy(i: int, tensor: LazyTensor, out: PayloadPlan, sources: dict[Any, int]) -> None:
-    """Put tensor i, which is yet to be produced, into `out`; all with one key share the source of the first."""
+def _place_lazy(i: int, tensor: LazyTensor, plan: PayloadPlan, sources: dict[Any, int]) -> None:
+    """Put tensor i, which is yet to be produced, into `plan`; all with one key share the source of the first."""
     source = -1
     if tensor.nbytes:
-        source = sources.setdefault((tensor.key, tensor.kind.code, tensor.nbytes), len(out.sources))
-        if source == len(out.sources):
-            out.sources.append(tensor)
-    out.put([i], TensorLayout(tensor.kind.code, tensor.kind.bits, tensor.shape), source)
+        source = sources.setdefault((tensor.key, tensor.kind.code, tensor.nbytes), len(plan.sources))
+        if source == len(plan.sources):
+            plan.sources.append(tensor)
+    plan.put([i], TensorLayout(tensor.kind.code, tensor.kind.bits, tensor.shape), source)
 
 
-def _simple_arrays(tensors: list[Any], out: PayloadPlan) -> tuple[list[int], list[SplitSource | Array]]:
-    """Return numbers and bytes of the arrays that are stored as they lie; put their layouts into `out`. By columns."""
+def _simple_arrays(tensors: list[Any], plan: PayloadPlan) -> tuple[list[int], list[SplitSource | Array]]:
+    """Return numbers and bytes of the arrays that are stored as they lie; put their layouts into `plan`. By columns."""
     all_arrays = set(map(type, tensors)) <= {np.ndarray}
     numbers = range(len(tensors)) if all_arrays else [i for i, t in enumerate(tensors) if type(t) is np.ndarray]
     arrays = tensors if all_arrays else [tensors[i] for i in numbers]
     element_types = [t.dtype for t in arrays]
-    layouts = _layout_ids(element_types, [t.shape for t in arrays], out)
+    layouts = _layout_ids(element_types, [t.shape for t in arrays], plan)
     contiguous = [t.flags.c_contiguous for t in arrays]
     if -1 in layouts or not all(contiguous):
         usable = [n for n, layout in enumerate(layouts) if layout >= 0 and contiguous[n]]
         numbers, arrays, layouts = ([column[n] for n in usable] for column in (numbers, arrays, layouts))
     if len(arrays) == len(tensors):
-        out.layout_ids = layouts
+        plan.layout_ids = layouts
     else:
         for i, layout in zip(numbers, layouts, strict=True):
-            out.layout_ids[i] = layout
+            plan.layout_ids[i] = layout
     foreign = any(dtype.isbuiltin != 1 for dtype in set(element_types))  # they have no buffer protocol
     return list(numbers), [as_bytes(t) for t in arrays] if foreign else arrays
 
 
-def _layout_ids(element_types: list[Any], shapes: list[Any], out: PayloadPlan) -> list[int]:
-    """Return the number in `out` of each array's layout, -1 for arrays that are empty or not stored as they lie."""
+def _layout_ids(element_types: list[Any], shapes: list[Any], plan: PayloadPlan) -> list[int]:
+    """Return the number in `plan` of each array's layout, -1 for arrays that are empty or not stored as they lie."""
     number, last_dtype, last_shape = -1, None, None
     numbers = []
     for dtype, shape in zip(element_types, shapes, strict=True):
         if dtype is not last_dtype or shape != last_shape:  # tensors of one layout often follow one another
             kind = dtypes.from_numpy(dtype)
             usable = dtype == kind.numpy and kind.bits >= 8 and kind is not _BOOL and 0 not in shape
-            number = out.layout_id(TensorLayout(kind.code, kind.bits, shape)) if usable else -1
+            number = plan.layout_id(TensorLayout(kind.code, kind.bits, shape)) if usable else -1
             last_dtype, last_shape = dtype, shape
         numbers.append(number)
     return numbers
@@ -184,42 +184,48 @@ def _overlapping(raw: list[Any], members: list[_Member]) -> Array:
     return out[: len(raw)]
 
 
-def _collect(i: int, tensor: Any, out: PayloadPlan, members: dict[Any, _Member]) -> None:
-    """Register tensor i with the member of the same memory and form, or place it if it has no bytes."""
+def _memory_of(tensor: Any) -> tuple[Array, DType]:
+    """Return the array that has a tensor's bytes, and the tensor's element type."""
     if isinstance(tensor, StringTensor):
-        array, kind, alone = tensor.data, dtypes.STRING, True
-    elif isinstance(tensor, PackedTensor):
-        array, kind, alone = tensor.packed, tensor.kind, True
-    else:
-        array, kind, alone = tensor, dtypes.from_numpy(tensor.dtype), False
+        return tensor.data, dtypes.STRING
+    if isinstance(tensor, PackedTensor):
+        return tensor.packed, tensor.kind
+    return tensor, dtypes.from_numpy(tensor.dtype)
+
+
+def _add_member(i: int, tensor: Any, plan: PayloadPlan, members: dict[Any, _Member]) -> None:
+    """Add tensor i to the member of the same memory and form, a new one if need be; place it if it has no bytes."""
+    array, kind = _memory_of(tensor)
+    needs_own_payload = array is not tensor
     if array.size == 0:
-        out.put([i], TensorLayout(kind.code, kind.bits, tuple(tensor.shape)), -1)
+        plan.put([i], TensorLayout(kind.code, kind.bits, tuple(tensor.shape)), -1)
         return
     lo, hi = extent(array)
-    key = (lo, array.shape, array.strides, array.dtype, kind.code, alone, tuple(tensor.shape))
+    key = (lo, array.shape, array.strides, array.dtype, kind.code, needs_own_payload, tuple(tensor.shape))
     if (member := members.get(key)) is not None:
         member.tensors.append(i)
         return
     if not array.dtype.isnative:
-        alone = True  # its bytes are swapped when they are needed
-    elif (storable := _storable(array, kind, tensor)) is not array:
-        array, alone = storable, True
+        needs_own_payload = True  # its bytes are swapped when they are needed
+    elif (normalised := _normalised(array, kind, tensor)) is not array:
+        array, needs_own_payload = normalised, True
         lo, hi = extent(array)
-    dense = alone or _fills_extent(array)
-    members[key] = _Member(array, kind, lo, hi, dense, alone, [i], tuple(tensor.shape))
+    dense = needs_own_payload or _fills_extent(array)  # in its own payload it is in C order
+    members[key] = _Member(array, kind, lo, hi, dense, needs_own_payload, [i], tuple(tensor.shape))
 
 
-def _storable(array: Array, kind: DType, tensor: Any) -> Array:
+def _normalised(array: Array, kind: DType, tensor: Any) -> Array:
     """Return the array if the format takes its bytes, else a copy: packed, padding bits zero, bools 0 or 1."""
     if isinstance(tensor, PackedTensor):
         bits_in_last = prod(tensor.shape) * kind.bits % 8
         if bits_in_last and array[-1] >> bits_in_last:
             array = array.copy()
             array[-1] &= (1 << bits_in_last) - 1
-    elif kind.packed:
+        return array
+    if kind.packed:
         return PackedTensor.pack(array).packed
-    elif array.dtype == np.bool_ and array.view(np.uint8).max() > 1:
-        return np.asarray(array.view(np.uint8) != 0)
+    if array.dtype == np.bool_ and array.view(np.uint8).max() > 1:
+        return np.asarray(array.view(np.uint8) != 0)  # the comparison of an array of rank 0 is a scalar
     return array
 
 
@@ -261,9 +267,9 @@ def _octets(array: Array) -> Iterator[Octets]:
 def _runs_of(group: list[_Member]) -> tuple[list[_Run], list[_Member]]:
     """Return the runs of a group's dense members, ascending, and the members that need a payload of their own."""
     runs: list[_Run] = []
-    alone = [member for member in group if member.alone]
+    separate = [member for member in group if member.needs_own_payload]
     for member in group:
-        if member.alone or not member.dense:
+        if member.needs_own_payload or not member.dense:
             continue
         if not runs or member.lo >= runs[-1].hi:
             runs.append(_Run(member.lo, member.hi, [member]))
@@ -271,35 +277,38 @@ def _runs_of(group: list[_Member]) -> tuple[list[_Run], list[_Member]]:
             runs[-1].hi = max(runs[-1].hi, member.hi)
             runs[-1].members.append(member)
         else:
-            alone.append(member)  # none of its elements starts where one of the run does
-    return runs, alone
+            separate.append(member)  # none of its elements starts where one of the run does
+    return runs, separate
 
 
-def _place_group(group: list[_Member], out: PayloadPlan) -> None:
-    """Put the members of a group into `out`: runs of dense ones, views inside these, and others by themselves."""
-    runs, alone = _runs_of(group)
+def _place_group(group: list[_Member], plan: PayloadPlan) -> None:
+    """Put the members of a group into `plan`: runs of dense ones, views inside these, and others by themselves."""
+    runs, separate = _runs_of(group)
     for run in runs:
-        run.source = len(out.sources)
-        out.sources.append(_run_source(run))
+        run.source = len(plan.sources)
+        plan.sources.append(_run_source(run))
         for member in run.members:
-            _place_view(member, out, run)
+            _place_view(member, plan, run)
     for member in group:
         if not member.dense:
             runs_before = bisect.bisect_right(runs, member.lo, key=lambda run: run.lo)  # runs ascend and are apart
             if runs_before and _fits(member, runs[runs_before - 1]):
-                _place_view(member, out, runs[runs_before - 1])
+                _place_view(member, plan, runs[runs_before - 1])
             else:
-                alone.append(member)
-    for member in alone:
-        _place_alone(member, out)
+                separate.append(member)
+    for member in separate:
+        _place_separately(member, plan)
 
 
 def _fits(member: _Member, run: _Run) -> bool:
     """Return True if a view with gaps lies inside a run, and strides in whole elements describe it there."""
-    item = member.array.itemsize
-    start = address(member.array) - run.lo
-    is_aligned = start % item == 0 and all(stride % item == 0 for stride in member.array.strides)
-    return run.lo <= member.lo and member.hi <= run.hi and is_aligned and member.array.nbytes <= run.hi - run.lo
+    array = member.array
+    if member.lo < run.lo or member.hi > run.hi:
+        return False
+    if array.nbytes > run.hi - run.lo:  # an expanded view must not claim more bytes than its payload has (R55)
+        return False
+    start = address(array) - run.lo
+    return all(step % array.itemsize == 0 for step in (start, *array.strides))
 
 
 def _run_source(run: _Run) -> SplitSource | Array:
@@ -313,31 +322,29 @@ def _run_source(run: _Run) -> SplitSource | Array:
     return pieces[0] if len(pieces) == 1 else SplitSource(pieces, run.hi - run.lo)
 
 
-def _place_alone(member: _Member, out: PayloadPlan) -> None:
+def _place_separately(member: _Member, plan: PayloadPlan) -> None:
     """Give a member a payload of its own, in C order; hold a copy for that only up to _MOST_CACHED bytes in all."""
     array = member.array
-    out.put(member.tensors, TensorLayout(member.kind.code, member.kind.bits, member.shape), len(out.sources))
+    plan.put(member.tensors, TensorLayout(member.kind.code, member.kind.bits, member.shape), len(plan.sources))
     copied = 0 if array.flags.c_contiguous and array.dtype.isnative else array.nbytes
-    if out.copied_bytes + copied <= _MOST_CACHED:
-        out.copied_bytes += copied
-        out.sources.append(as_bytes(array))
+    if plan.copied_bytes + copied <= _MOST_CACHED:
+        plan.copied_bytes += copied
+        plan.sources.append(as_bytes(array))
     else:
-        out.sources.append(SplitSource([array], array.nbytes))
+        plan.sources.append(SplitSource([array], array.nbytes))
 
 
-def _place_view(member: _Member, out: PayloadPlan, run: _Run) -> None:
-    """Put a member into `out` as a view of a run's payload: all of it, or a part by offset and strides."""
+def _place_view(member: _Member, plan: PayloadPlan, run: _Run) -> None:
+    """Put a member into `plan` as a view of a run's payload: all of it, or a part by offset and strides."""
     layout = TensorLayout(member.kind.code, member.kind.bits, member.shape)
     if (member.lo, member.hi) != (run.lo, run.hi) or not member.array.flags.c_contiguous:
         item = member.array.itemsize
         strides = tuple(s // item if dim > 1 else 0 for s, dim in zip(member.array.strides, member.shape, strict=True))
         layout = layout._replace(byte_offset=address(member.array) - run.lo, strides=strides)
-    out.put(member.tensors, layout, run.source)
+    plan.put(member.tensors, layout, run.source)
 
 
 def layout_of(tensor: Any) -> TensorLayout:
     """Return the layout of a tensor that has a payload of its own, in C order."""
-    if isinstance(tensor, StringTensor):
-        return TensorLayout(dtypes.STRING.code, dtypes.STRING.bits, tuple(tensor.shape))
-    kind = tensor.kind if isinstance(tensor, PackedTensor | LazyTensor) else dtypes.from_numpy(tensor.dtype)
+    kind = tensor.kind if isinstance(tensor, LazyTensor) else _memory_of(tensor)[1]
     return TensorLayout(kind.code, kind.bits, tuple(tensor.shape))
