@@ -427,8 +427,9 @@ def _encode_word_list(value: WordList, pool: _TextPoolBuilder, words: _NumberPoo
     if value.text:
         value.words += np.uint64(pool.append(value.text))
         pool.append(b"\0")
+        value.text = b""  # before more memory is taken
     words.items.frombytes(value.words.view(np.uint8).data)
-    value.text, value.words = b"", value.words[:0].copy()
+    value.words = value.words[:0].copy()
     return start | len(words.items) - start << 32
 
 

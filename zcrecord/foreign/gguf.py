@@ -273,7 +273,8 @@ class _GgufHeader:
         except UnicodeDecodeError:
             ranges = zip(starts.tolist(), lengths.tolist(), strict=True)
             return [bytes(text[start : start + length]) for start, length in ranges]
-        return WordList(ValueType.TEXT, (starts | lengths << 32).view(np.uint64), text)
+        lengths <<= 32  # in place: there may be millions
+        return WordList(ValueType.TEXT, (starts | lengths).view(np.uint64), text)
 
     def _raw_texts(self, count: int, label: str) -> tuple[Any, bytearray]:
         """Return the lengths of the next texts, and their bytes, each behind 8 bytes for its length."""

@@ -42,10 +42,7 @@ _VERSIONS = 10  # of torch's zip files; a later one may have other rules
 _MODULES = (
     dict, list, tuple, int, complex, set, frozenset, deque, Path, datetime.date, datetime.time, datetime.timedelta,
 )  # fmt: skip
-_FREE_REPEATS, _REPEATS_PER_ITEM = (
-    1 << 16,
-    64,
-)  # limit of repeated visits: so many, plus so many for each distinct item
+_FREE_REPEATS, _REPEATS_PER_ITEM = 1 << 16, 64  # visits of items seen before: so many, and more for each item
 _EXPANDED, _TIMES = 64 << 20, 4  # limit of the bytes of all tensors: so many, plus so many times the file
 _ITEM_COST, _ITEM_TIMES = 900, 64  # bytes of memory of a child of a module, which may be one byte; a word takes 20
 
