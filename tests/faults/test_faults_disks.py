@@ -252,7 +252,7 @@ print(zcrecord.load_record(sys.argv[2])['w7'][0])
     why = "this process may not have as much address space as the file has bytes; raise its limit"
     message = f"cannot be read: Cannot allocate memory: {why}"
     assert reports[0].startswith(message)
-    whole = "too little memory for the whole file; mmap=True maps a local file instead"
+    whole = "too little memory for the whole file; map it instead"
     assert reports[1] == f"cannot be read: Cannot allocate memory: {whole}"
     assert reports[2:] == [f"zcrecord: error: {tmp_path / 'm.zcr'}: {reports[0]}", first, "7"]
 

@@ -166,7 +166,7 @@ def read_file(path: str, **options: Any) -> Memory:
     """Read a whole file, opened by `map_file`, into memory at an address that is a multiple of 65536."""
     memory = read_on_demand(path, **options)
     file: Any = memory.octets
-    with _typed_read_errors(path, "too little memory for the whole file; mmap=True maps a local file instead"):
+    with _typed_read_errors(path, "too little memory for the whole file; map it instead"):
         block, octets = aligned(len(file), huge=len(file) >= _HUGE)
     if octets:
         with contextlib.closing(file):
