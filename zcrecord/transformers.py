@@ -276,9 +276,10 @@ def _is_same_place(key: str, name: str) -> bool:
 
 
 def _settle_ties(model: Any, state: dict[str, Any]) -> None:
-    """Tie parameters that share memory if the model declares them as tied; else copy all but the first.
+    """Tie parameters and buffers of one tensor if the model declares them tied; copy other parameters but the first.
 
-    Some versions of transformers do not tie two names that both have a value.
+    Parameters are copied if they begin at the same address; those that overlap otherwise still share memory, as do
+    buffers. Some versions of transformers do not tie two names that both have a value.
     """
     counts = Counter(tensor.data_ptr() for tensor in state.values())
     shared = {address for address, count in counts.items() if address and count > 1}
@@ -289,13 +290,13 @@ def _settle_ties(model: Any, state: dict[str, Any]) -> None:
         if tensor is not target and tensor.is_set_to(target):
             module, _, key = name.rpartition(".")
             setattr(model.get_submodule(module), key, target)
-    used = set()
+    seen = set()
     for parameter in model.parameters():
         address = parameter.data_ptr()
-        if address in used:
+        if address in seen:
             parameter.data = parameter.data.clone()
         elif address in shared:
-            used.add(address)
+            seen.add(address)
 
 
 def _set_generation(transformers: Any, model: Any, path: str, overrides: Arguments, options: Arguments) -> None:

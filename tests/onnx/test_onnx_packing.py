@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import re
 import shutil
 import sys
 from collections import namedtuple
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import numpy as np
@@ -213,6 +215,11 @@ def test_a_disk_without_room_is_told_before_the_copy_or_before_the_tuned_part(
     with pytest.raises(SourceError, match=what) as caught:
         tune(path, tmp_path / "out.zcr")
     assert caught.value.errno == 28 and path.read_bytes() == before
+    place = f"'{re.escape(gettempdir())}', among temporary files; set TMPDIR to a folder on another disk"
+    what = rf"^memory://full/m\.zcr: needs up to \d+ bytes on the disk, {free} are free in {place}"
+    with pytest.raises(SourceError, match=what) as caught:
+        tune(path, "memory://full/m.zcr")
+    assert caught.value.errno == 28
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.onnx", "model.zcr"]
 
 

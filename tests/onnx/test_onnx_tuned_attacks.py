@@ -295,7 +295,7 @@ def packed_weights_between_aligned_places(archive: Tuned) -> None:
     archive.graph.doc_string += "x" * 16 * ((before // 16 + 1) % 4 == 0)
 
 
-NO_FORM = "packed weights '.*' are no key and payloads"
+NO_FORM = r"packed weights '.*' are not 'key\|payload;size\|\.\.\.'"
 FORMS = [
     Tampering("two packed weights exchanged", "mlp", PACKED, two_packed_weights_exchanged),
     Tampering("zeros as a packed weight", "mlp", PACKED, zeros_as_a_packed_weight),

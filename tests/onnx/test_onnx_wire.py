@@ -265,6 +265,8 @@ def test_malformed_messages_are_refused_with_the_offset(data: bytes, message: st
     (field(5, b"\x80") + one(TensorProto.INT8), "int32_data ends inside a varint"),
     (field(5, b"\x81") + field(5, 1) + one(TensorProto.INT8), "int32_data ends inside a varint"),
     (one(TensorProto.INT64) + field(7, b"\x80" * 11 + b"\x01"), "a varint of more than 10 bytes"),
+    (field(5, varint(-1)) + field(5, b"\x01" + b"\x80" * 10 + b"\x01") + one(TensorProto.INT32),
+     "byte 0x15: int32_data holds a varint of more than 10 bytes"),
     (field(9, b"\x02") + field(2, TensorProto.BOOL) + field(1, 1) + NAME, "bools other than 0 and 1 before the data_"),
     (field(13, [field(1, b"location"), field(2, b"x")]) * 2 + FLOAT + NAME, "external_data key 'location' twice"),
     (field(1, b"\x80") + FLOAT + NAME + RAW, "dims end inside a varint"),

@@ -382,9 +382,9 @@ UNSUPPORTED: list[tuple[Any, str]] = [
     (r.Owner({1: ONE}), r"state_dict\(\) of Owner is not a mapping from"),
 ]
 COLLIDING: list[tuple[Any, str]] = [
-    ({"a.b": ONE, "a": {"b": ONE}}, r"tensor 'a\.b': two .* this name"),
-    ({"a.b": {"x": 1}, "a": {"b": {}}}, r"tensor 'a\.b': two .* this name"),
-    ({"a.b": 1, "a": {"b": 2}}, r"'a\.b'.*"),
+    ({"a.b": ONE, "a": {"b": ONE}}, r"tensor 'a\.b': two tensors get this name, as dots separate"),
+    ({"a.b": {"x": 1}, "a": {"b": {}}}, r"'a\.b': two modules get this name"),
+    ({"a.b": 1, "a": {"b": 2}}, r"'a\.b': two attributes get this name"),
     ({"a": [ONE], "a.0": ONE}, r"tensor 'a\.0': two .* this name"),
 ]
 TOO_DEEP: list[tuple[Any, str]] = [

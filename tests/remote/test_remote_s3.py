@@ -162,6 +162,28 @@ def test_a_file_that_became_shorter_was_replaced(memory: Any) -> None:
         rec["w7"]
 
 
+@pytest.mark.parametrize("verify", ["touch", "full"])
+def test_a_file_replaced_between_two_fetches_is_not_called_damaged(
+    monkeypatch: pytest.MonkeyPatch, memory: Any, verify: Any
+) -> None:
+    monkeypatch.setattr("zcrecord.remote.read_ahead._MOST", 600_000)  # so that batches hold w7 whole
+    place, fetches, before = zcrecord.load_record("memory://m.zcr").info("w7").offset, [0], memory.cat_file
+
+    def cat_file(self: Any, path: str, start: int, end: int) -> Any:
+        if not start <= place < end:
+            return before(self, path, start=start, end=end)
+        fetches[0] += 1
+        if fetches[0] == 1:
+            return bytes(end - start)  # a fault of a proxy
+        self.pipe("/m.zcr", saved(NEWER))
+        return before(self, path, start=start, end=end)
+
+    monkeypatch.setattr(memory, "cat_file", cat_file)
+    with pytest.raises(SourceError, match="was replaced or changed since it was opened"):
+        zcrecord.load_record("memory://m.zcr", verify=verify)["w7"]
+    assert fetches == [2]
+
+
 def test_pieces_land_where_they_belong(monkeypatch: pytest.MonkeyPatch, memory: Any) -> None:
     monkeypatch.setattr("zcrecord.remote.on_demand.cut", partial(cut, piece=9_999))
     assert is_right(zcrecord.load_record("memory://m.zcr"))

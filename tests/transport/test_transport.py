@@ -29,7 +29,7 @@ from zcrecord import (
     SourceNotFoundError,
     UnsupportedError,
 )
-from zcrecord.transport import pack, unpack
+from zcrecord.transport import frames, pack, unpack, unpacker
 
 HOW = pytest.mark.parametrize("way", ["front", "sealed", "unsealed"])
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="platform: only Linux tells the peak of a process alone")
@@ -213,6 +213,23 @@ def test_a_source_that_changes_while_it_is_packed_is_noticed(path: Path, tmp_pat
         pack(source, path, force=True, progress=lambda *_: os.utime(source, ns=(1, 1)))
     with pytest.raises(SourceError, match=r"s\.zcr: became shorter while it was read: it ends at byte \d+"):
         pack(source, path, force=True, threads=1, progress=lambda *_: os.truncate(source, 100_000))
+
+
+@POSIX
+def test_a_file_replaced_while_it_is_unpacked_is_read_to_its_end(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, other, out = tmp_path / "m.zcr.zst", tmp_path / "other", io.BytesIO()
+    pack(archive, there)
+    other.write_bytes(b"other")
+
+    def read_table(*args: Any) -> Any:
+        os.replace(other, there)
+        return frames.read_table(*args)
+
+    monkeypatch.setattr(unpacker, "read_table", read_table)
+    unpack(there, out)
+    assert out.getvalue() == archive.read_bytes()
 
 
 def test_nothing_is_replaced_unasked(archive: Path, tmp_path: Path) -> None:

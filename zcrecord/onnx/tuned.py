@@ -23,6 +23,7 @@ import numpy as np
 from zcrecord.archive import unflatten
 from zcrecord.archive.archive import Archive
 from zcrecord.archive.info import child_of_type
+from zcrecord.archive.payload_source import Place
 from zcrecord.codec.conventions import TUNED_TYPE
 from zcrecord.codec.digests import digest_of
 from zcrecord.codec.entries import Entries, PayloadId, change_values
@@ -148,22 +149,22 @@ class TunedTarget(NamedTuple):
             raise FormatError(f"{fault}; {_AGAIN}")
         return self.payloads[int(place)]
 
-    def _packed_entry(self, value: str, rows: Any, base: int, forms: list[PayloadId]) -> str:
-        """Return a `prepacked_N` for ONNX Runtime, with offsets from `base` on; adds the payloads named to `forms`."""
+    def _packed_entry(self, value: str, rows: Any, base: int, packed_forms: list[PayloadId]) -> str:
+        """Return a `prepacked_N` for ONNX Runtime, with offsets from `base` on; adds its payloads to `packed_forms`."""
         if not _PACKED_VALUE.fullmatch(value):
-            raise FormatError(f"packed weights '{printable(value, 40)}' are no key and payloads; {_AGAIN}")
+            raise FormatError(f"packed weights '{printable(value, 40)}' are not 'key|payload;size|...'; {_AGAIN}")
         key, *buffers = value.split("|")
         parts = [key]
         for buffer in buffers:
             place, _, padded = buffer.partition(";")
             offset = nbytes = 0
             if place:
-                form = self._payload(place)
-                forms.append(form)
-                payload_offset, nbytes, _ = rows[form].item()
+                number = self._payload(place)
+                packed_forms.append(number)
+                payload_offset, nbytes, _ = rows[number].item()
                 offset = base + payload_offset
-            if offset % ALIGNMENT:
-                raise FormatError(f"packed weights are not aligned to {ALIGNMENT} bytes; {_AGAIN}")
+                if offset % ALIGNMENT:
+                    raise FormatError(f"packed weights are not aligned to {ALIGNMENT} bytes; {_AGAIN}")
             parts.append(f"{offset};{nbytes};{padded}")
         return "|".join(parts)
 
@@ -195,9 +196,9 @@ class Interfaces:
     def __init__(self, archive: Archive) -> None:
         self._archive = archive
         self._skeletons = _skeleton_payloads(archive.index)
-        self._interfaces: dict[Any, ModelInterface] = {}  # by payload, and by how it is read
+        self._interfaces: dict[tuple[Place, Callable[[Any], ModelInterface]], ModelInterface] = {}
         self._checked: set[Any] = set()
-        self._bytes_left = DIGEST_ALLOWANCE * archive.stored_nbytes()  # that may be read, or targets could share graphs
+        self._read_budget = DIGEST_ALLOWANCE * archive.stored_nbytes()  # in bytes; targets may share graphs
 
     def check_target(self, target: TunedTarget) -> None:
         """Check that a target's graph has the model's inputs and outputs.
@@ -223,8 +224,8 @@ class Interfaces:
 
     def _charge(self, numbers: Iterable[int]) -> None:
         """Subtract the bytes of payloads from those that may be read; LimitError if none are left."""
-        self._bytes_left -= sum(len(self._archive.payload(n)) for n in numbers)
-        if self._bytes_left < 0:
+        self._read_budget -= sum(len(self._archive.payload(n)) for n in numbers)
+        if self._read_budget < 0:
             fault = f"its tuned targets share graphs of more than {DIGEST_ALLOWANCE} times the archive's bytes in all"
             raise LimitError(f"{fault}; {_AGAIN}")
 

@@ -214,9 +214,11 @@ def _optimised_model(
 
 
 def _are_weights_remade(model: Record) -> bool:
-    """Return True if most weights are float16 or kernels of convolutions, which ONNX Runtime's optimizers make anew.
+    """Return True if most weights, and over 64 MiB, have 16 bits or over two axes: optimizers make most of these anew.
 
-    In a file beside the graph new weights take memory once, in the graph twice; but that file gets the old ones, too.
+    That means float16 and kernels of convolutions; other 16-bit types are rare enough to be counted with them. Weights
+    made anew take memory once in a file beside the graph, and twice in the graph; but that file gets all others, too.
+    The result decides where they go, not what the graph computes.
     """
     infos = list(model.infos())
     remade = sum(info.nbytes for info in infos if info.bits == 16 or len(info.shape) > 2)

@@ -28,7 +28,7 @@ from zcrecord.errors import IntegrityError, OnnxError, SourceError, UnsupportedE
 from zcrecord.record.load import load_record
 from zcrecord.record.record import Record
 from zcrecord.record.save import stored_entries
-from zcrecord.storage import files, folders
+from zcrecord.storage import files, folders, urls
 from zcrecord.storage.files import Progress
 from zcrecord.storage.new_files import FileSink
 from zcrecord.storage.sink import Sink
@@ -137,8 +137,8 @@ def tune(
             or the archive was replaced meanwhile. OnnxError: ONNX Runtime refuses the model.
     """
     if files.is_url(dest):
-        arguments = {"threads": threads, "verify": verify, "progress": progress, "planned": planned}
-        return _tune_remote(tune, archive, dest, force, storage_options, arguments)
+        local_call = partial(tune, threads=threads, verify=verify, progress=progress, planned=planned)
+        return _tune_remote(local_call, archive, url=dest, force=force, options=storage_options)
     started, target = time.perf_counter(), this_target(tuning_module())
     with _open_work(archive, dest, force=force, durable=durable) as work:
         modules = _modules_of(Record(work.base), work.path)
@@ -289,7 +289,8 @@ def untune(
             SourceError: as `tune`.
     """
     if files.is_url(dest):
-        return _tune_remote(untune, archive, dest, force, storage_options, {"progress": progress, "planned": planned})
+        local_call = partial(untune, progress=progress, planned=planned)
+        return _tune_remote(local_call, archive, url=dest, force=force, options=storage_options)
     started = time.perf_counter()
     with _open_work(archive, dest, force=force, durable=durable) as work:
         if work.part is None:
@@ -317,19 +318,21 @@ def untune(
 
 
 def _tune_remote(
-    local_call: Callable[..., TuneReport],
-    archive: Any,
-    url: str,
-    force: bool,
-    options: Mapping[str, Any] | None,
-    arguments: dict[str, Any],
+    local_call: Callable[..., TuneReport], archive: Any, *, url: str, force: bool, options: Mapping[str, Any] | None
 ) -> TuneReport:
-    """Call `tune` or `untune` with a scratch file as destination, and send that to the URL once it is whole."""
+    """Tune or untune into a scratch file, and upload that; errors of the scratch file's disk name the URL."""
     started = time.perf_counter()
     place = files.place_for(url, files.check_destination(files.path_of(archive), url, force, options), options)
     with files.scratch_folder(url) as folder:
         path = os.path.join(folder, folders.MODEL)
-        report = local_call(archive, path, durable=False, **arguments)
+        try:
+            report = local_call(archive, path, durable=False)
+        except SourceError as error:
+            if error.errno is None or os.path.basename(folder) not in (error.path or ""):
+                raise
+            fault = error.message.partition("; ")[0].replace(folder, os.path.dirname(folder))
+            fault += ", among temporary files; set TMPDIR to a folder on another disk"
+            raise SourceError(fault, path=urls.redacted(url), errno=error.errno) from error
         folders.copy_file(path, place, durable=True, options=options)
     return replace(report, dest=url, seconds=time.perf_counter() - started)
 

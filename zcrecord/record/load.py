@@ -339,7 +339,7 @@ def _memory(source: Any, mmap: bool | None) -> tuple[Memory, str | None]:
 
 
 def _open_local(memory: Memory, options: LoadOptions, *, defer: bool) -> Archive:
-    """Return the archive in memory or in a mapped file, or the record of a catalogue there, perhaps deferred."""
+    """Return the archive in memory, a catalogue's over its shards; with `defer`, perhaps a DeferredArchive."""
     embedded = options.embedded
     if embedded is None and is_packed(memory.octets):
         from zcrecord.transport.open_packed import open_packed
@@ -352,8 +352,8 @@ def _open_local(memory: Memory, options: LoadOptions, *, defer: bool) -> Archive
     else:
         if embedded is None and ends_in_archive(memory.octets):
             embedded = "suffix"
-        is_own = memory.identity is not None and not memory.octets.readonly  # read from a file, into memory of our own
-        mode: Mode = options.mode if is_own else "r"
+        is_private = memory.identity is not None and not memory.octets.readonly  # a file's bytes, in our own memory
+        mode: Mode = options.mode if is_private else "r"
         archive = open_archive(memory, verify=options.verify, embedded=embedded, mode=mode)
     archive.source.recipe = _recipe
     return _open_local_files(archive, memory) if names_files(archive) else archive

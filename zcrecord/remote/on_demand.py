@@ -142,6 +142,7 @@ class OnDemandMemory:
             self._fill([(payload.start, payload.end) for payload in bad])
         for payload in bad:
             if not self._matches(payload):
+                self._file.check_same()  # replaced in between, it is not damaged
                 name = f"payload [{payload.start:#x}, {payload.end:#x})"
                 fault = f"{name}: its digest does not match, fetched twice; the file is damaged, copy it again"
                 raise IntegrityError(fault, offset=payload.start)

@@ -225,8 +225,9 @@ class ReadAhead:
             self._memory.check_same()
             self._memory.read([(row.start, octets)], again=True)  # a proxy's or a disk's fault may have passed
             if not checksum.matches(octets):
+                self._memory.check_same()  # replaced in between, it is not damaged
                 raise self._digest_error(row, "fetched twice; the file is damaged, copy it again")
-        if self._cache is not None and row.digest is not None and not is_cached:
+        if self._cache is not None and not is_cached:
             self._cache.put(row.start, octets)
 
     def _check_part(self, part: _RangePart, octets: memoryview, checksum: Checksum) -> None:

@@ -52,7 +52,7 @@ class PeekableStream(io.RawIOBase):
 
 
 def decompressed(stream: PeekableStream) -> Any:
-    """Return the decompressed stream of a compressed one; any other as it is."""
+    """Return a stream that decompresses zstd or gzip; any other as it is. DependencyError without zstandard."""
     if stream.head.startswith(_GZIP):
         import gzip
 

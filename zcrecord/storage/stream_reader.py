@@ -107,6 +107,11 @@ class StreamReader:
             self._file.close()
         self._mapped = None  # the mapping goes with the last piece
 
+    def fileno(self) -> int:
+        """Return the descriptor of the file that was opened by its path, which is closed with this reader."""
+        assert self._file is not None, "opened by its path"
+        return self._file.fileno()
+
     @property
     def inode(self) -> tuple[int, int] | None:
         """Device and inode of the file that was opened by its path; None of a stream."""

@@ -12,7 +12,7 @@ import numpy as np
 from zcrecord.codec.file_types import wrong_type
 from zcrecord.errors import FormatError, located
 from zcrecord.storage.compressed import PeekableStream, decompressed, import_zstandard
-from zcrecord.storage.files import Progress, open_sink, open_source
+from zcrecord.storage.files import Progress, open_sink
 from zcrecord.storage.memory import is_packed, read_at
 from zcrecord.storage.stream_reader import StreamReader
 from zcrecord.storage.threads import cores, map_ordered
@@ -104,28 +104,26 @@ def _decompress(reader: StreamReader, table: SeekTable | None, threads: int) -> 
     if reader.path is None or table is None or not PREADV:
         return _decompress_stream(reader)
     largest = max(np.diff(table.starts).max(initial=0), table.sizes.max(initial=0))
-    return _decompress_file(reader.path, table, threads) if largest <= _PARALLEL else _decompress_stream(reader)
+    return _decompress_file(reader.fileno(), table, threads) if largest <= _PARALLEL else _decompress_stream(reader)
 
 
-def _decompress_file(path: str, table: SeekTable, threads: int) -> Generator[Any, None, None]:
-    """Yield the content of each frame of a file; each thread reads its own frames."""
-    file, _ = open_source(path)
+def _decompress_file(fd: int, table: SeekTable, threads: int) -> Generator[Any, None, None]:
+    """Yield the content of each frame of the file whose table it is; each thread reads its own frames."""
     sizes = table.sizes
 
     def start_thread() -> Callable[[int], memoryview]:
         decompress = frame_decompressor(table)
 
-        def work(i: int) -> memoryview:
+        def decompressed_frame(i: int) -> memoryview:
             start, end = table.packed_range(i)
-            frame, content = np.empty(end - start, np.uint8).data, np.empty(sizes[i], np.uint8).data
-            read_at(file.fileno(), frame, start)
-            decompress(i, frame, content)
+            packed, content = np.empty(end - start, np.uint8).data, np.empty(sizes[i], np.uint8).data
+            read_at(fd, packed, start)
+            decompress(i, packed, content)
             return content
 
-        return work
+        return decompressed_frame
 
-    with file:
-        yield from map_ordered(start_thread, range(len(sizes)), threads)
+    yield from map_ordered(start_thread, range(len(sizes)), threads)
 
 
 def _decompress_stream(reader: StreamReader) -> Generator[bytes, None, None]:

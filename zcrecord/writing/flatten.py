@@ -58,10 +58,11 @@ class FlatRecord(Entries):
             raise UnsupportedError(f"{len(self.refused)} values cannot be saved: {faults}{more}")
 
     def check_names(self) -> None:
-        """Raise unless tensors, modules and attributes have distinct full names that the format can hold."""
-        parents = [self.modules[attribute.parent].name for attribute in self.attributes]
-        attributes = [f"{m}.{a.key}" if m else a.key for m, a in zip(parents, self.attributes, strict=True)]
-        for names in (self.names, [module.name for module in self.modules], attributes):
+        """Raise unless full names can be stored, and differ among tensors, among modules, and among attributes."""
+        modules = [module.name for module in self.modules]
+        prefixes = [f"{name}." if name else "" for name in modules]
+        attributes = [prefixes[attribute.parent] + attribute.key for attribute in self.attributes]
+        for kind, names in ("tensors", self.names), ("modules", modules), ("attributes", attributes):
             joined = "".join(names)
             if "\0" in joined:
                 raise UnsupportedError("its name contains NUL; rename it", tensor=next(n for n in names if "\0" in n))
@@ -69,8 +70,8 @@ class FlatRecord(Entries):
                 bad = next(n for n in names if not encodable(n))
                 raise UnsupportedError("its name has lone surrogates, which are not UTF-8; rename it", tensor=bad)
             if len(set(names)) != len(names):
-                duplicate = next(name for name, count in Counter(names).items() if count > 1)
-                raise NameCollisionError("two keys with dots lead to this name; rename one", tensor=duplicate)
+                name = next(name for name, count in Counter(names).items() if count > 1)
+                raise NameCollisionError(f"two {kind} get this name, as dots separate keys; rename one", tensor=name)
 
 
 def flatten(record: Any) -> FlatRecord:

@@ -267,10 +267,11 @@ def state_path(name: str, state: Container[str]) -> tuple[str, ...]:
 
 
 def state_entries(names: Sequence[str], max_text: int = _BASE_BUDGET) -> Entries | None:
-    """Return the entries that a `ModuleTreeBuilder` has of tensors, each added by its `state_path`; made by columns.
+    """Return the entries of a flat `state_dict`, computed by columns; payloads and layouts are empty.
 
-    Payloads and layouts are left out. Names must be distinct, and such as can be stored. None if the builder has to do
-    it: a name stays whole, or names of modules take more than `max_text` characters.
+    Equal to those of a `ModuleTreeBuilder` that gets each tensor by its `state_path`. Names must be distinct, and such
+    as can be stored. None if only the builder can do it: a name stays whole, modules lie too deep, or their names take
+    more than `max_text` characters.
     """
     text, module_names = "\0".join(["", *names, ""]), [name.rpartition(".")[0] for name in names]
     if any(empty_key in text for empty_key in ("..", "\0.", ".\0")):
@@ -281,7 +282,7 @@ def state_entries(names: Sequence[str], max_text: int = _BASE_BUDGET) -> Entries
     modules, parent_names = tree
     module_parents = np.fromiter(map(modules.__getitem__, parent_names), np.intp)
     tensor_parents = np.fromiter(map(modules.__getitem__, module_names), np.intp)
-    del parent_names, module_names, tree
+    del parent_names, module_names, tree  # as large as the names
     depths = _depths(module_parents)
     if depths.max() >= MAX_DEPTH:
         return None

@@ -252,6 +252,7 @@ class StreamWriter:
         self._equal_payloads = EqualPayloads[int]()  # absolute offsets by size and digest, or by SHA-256
         self._before_last = 0, 0  # `_end` and `_base` without the last payload
         self._start = -1  # of the payload in progress; -1 if there is none
+        self._start_alignment = 1  # of the payload in progress
         self._end = self._payload_offset  # of all payloads
         self._hash = BlockDigest()
         self.checksums: Checksums = {}  # of large payloads, also of forgotten ones
@@ -307,13 +308,11 @@ class StreamWriter:
         return len(self._rows) // 3
 
     def begin(self, nbytes: int, *, alignment: int = 0) -> None:
-        """Start a payload of about `nbytes` bytes, which decide its alignment; that is at least `alignment`."""
+        """Start a payload of about `nbytes` bytes, at a multiple of `alignment` unless it equals an earlier payload."""
         assert self._start < 0, "end() the payload in progress first"
         self._write_waiting()
-        alignment = max(layout.payload_alignment(nbytes, self._alignment), alignment)
-        self._before_last = self._end, self._base
-        self._base = max(self._base, alignment)
-        self._start = layout.align_up(self._sink.position, alignment)
+        self._start_alignment = max(layout.payload_alignment(nbytes, self._alignment), alignment)
+        self._start = layout.align_up(self._sink.position, self._start_alignment)
         self._hash.reset()
         if self._kind and not self._sink.can_rewind and nbytes <= MOST_WAITING:
             self._incomplete = bytearray()
@@ -338,6 +337,7 @@ class StreamWriter:
 
     def end(self) -> int:
         """Finish the payload in progress and return its id, NONE if no byte was written."""
+        assert self._start >= 0, "begin() a payload first"
         start, self._start = self._start, -1
         if self._incomplete is not None:
             data, self._incomplete = self._incomplete, None
@@ -365,7 +365,9 @@ class StreamWriter:
 
     def _append_row(self, start: int, nbytes: int, digest: int) -> int:
         """Note a payload at an absolute offset, and return its id."""
-        self._end = max(self._end, start + nbytes)
+        self._before_last = self._end, self._base
+        if start >= self._end:  # else it shares the place of an earlier one
+            self._end, self._base = start + nbytes, max(self._base, self._start_alignment)
         self._rows.extend((start - self._payload_offset, nbytes, digest))
         return self.payloads - 1
 

@@ -278,12 +278,12 @@ class ProtobufReader:
         if depth > MAX_NESTING:
             raise self.fail(f"nested more than {MAX_NESTING} deep")
         while self.base + self.pos < end and not self.at_end():
-            start, inner, value = self.header(end)
-            if inner & 7 == END_GROUP:
-                if inner >> 3 != tag >> 3:
-                    raise self.fail(f"group {tag >> 3} ends as group {inner >> 3}", start)
+            start, inner_tag, value = self.header(end)
+            if inner_tag & 7 == END_GROUP:
+                if inner_tag >> 3 != tag >> 3:
+                    raise self.fail(f"group {tag >> 3} ends as group {inner_tag >> 3}", start)
                 return
-            self.skip(inner, value, end, depth)
+            self.skip(inner_tag, value, end, depth)
         raise self.fail(f"group {tag >> 3} never ends")
 
     def advance(self, nbytes: int) -> None:

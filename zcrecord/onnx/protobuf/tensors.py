@@ -9,6 +9,7 @@ Source: onnx.proto's comments on TensorProto, and `onnx.numpy_helper.to_array`.
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Iterable
 from math import prod
@@ -33,6 +34,8 @@ _WIDEST = 8  # bytes that a varint of one byte may stand for
 _MAX_ENTRIES = 16  # of external_data
 _EXTERNAL = 1  # data_location
 _AGAIN = "export the model again"
+_TOO_LONG = "{} holds a varint of more than 10 bytes"
+_CONTINUED = re.compile(rb"[\x80-\xff]{10}")  # bytes of a varint that an eleventh one follows
 
 # Tags in TensorProto. All fields of values may come packed or one by one.
 DIMS, DATA_TYPE, NAME, RAW = 0x08, 0x10, 0x42, 0x4A
@@ -204,8 +207,7 @@ class TensorReader:
                 raise reader.fail("it is one segment of a tensor, which is not supported", start, do=advice)
             elif tag & 7 != VARINT:
                 reader.skip(tag, value, end, depth)
-        if t.values.early:
-            self._write_early(t)
+        self._write_early(t)
 
     def _add_dim(self, t: TensorMessage, value: int) -> None:
         t.dims.append(value if value < 1 << 63 else value - (1 << 64))
@@ -240,8 +242,7 @@ class TensorReader:
         reader.drop(start)
         if kind != LEN or value or number in (RAW_DATA, STRING_DATA):  # an empty run is no value
             self._claim_field(t, number, start)
-            if kind == LEN or t.values.early:
-                self._write_early(t)  # in order
+            self._write_early(t)  # in order
             if number == RAW_DATA:
                 self._read_raw(t, value)
             elif number == STRING_DATA:
@@ -357,6 +358,8 @@ class TensorReader:
             self._decode_run(t, number, nbytes)
         else:
             early = self._keep_early(t, self._reader.chunks(nbytes), nbytes)
+            if long := _CONTINUED.search(early, len(early) - nbytes):  # now, while its offset is known
+                raise self.fail(_TOO_LONG.format(FIELDS[number]), self._reader.pos - len(early) + long.start())
             if early[-1] > 127:  # the next bytes belong to another run
                 raise self._reader.fail(f"{FIELDS[number]} ends inside a varint")
 
@@ -387,8 +390,8 @@ class TensorReader:
         try:
             numbers = self._decoder.decode(data, nbytes)
         except ValueError as error:
-            fault = f"{FIELDS[number]} holds a varint of more than 10 bytes"
-            raise self._reader.fail(fault, self._reader.pos + int(error.args[0])) from None
+            pos = self._reader.pos + int(error.args[0])
+            raise self._reader.fail(_TOO_LONG.format(FIELDS[number]), pos) from None
         return self._to_stored_form(t, number, numbers)
 
     def _to_stored_form(self, t: TensorMessage, number: int, numbers: Any) -> Any:
@@ -449,7 +452,7 @@ class TensorReader:
         values.ends.append(values.nbytes)
 
     def _write_early(self, t: TensorMessage) -> None:
-        """Decode and write the values that were kept until the data_type came."""
+        """Decode and write the values that were kept until the data_type came, if it came."""
         values = t.values
         if values.early and t.data_type:
             if t.data_type not in _TYPES[values.field]:
