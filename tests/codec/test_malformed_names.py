@@ -13,6 +13,7 @@ from malformed_names import FULL_NAMES, TARGETS, Target, sort_names, tensor
 
 import zcrecord
 from zcrecord import FormatError, TensorNotFoundError
+from zcrecord.codec.index import TextPool
 from zcrecord.errors import printable
 
 TARGET = pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.what.replace(" ", "_"))
@@ -222,3 +223,12 @@ def test_refuses_one_key_twice_where_there_are_no_attributes() -> None:
     tensor("w", b"m", 1)(archive)
     with pytest.raises(FormatError, match=r"^modules\[0\]: two of its children have the key 'm'$"):
         zcrecord.load_record(archive.seal())
+
+
+def test_a_name_is_compared_without_the_bytes_behind_it() -> None:
+    """It ends before the part in which the others differ, and NUL alone tells it from them until there."""
+    names = [b"x" * 10, *(b"x" * 10 + bytes(30) + b"%03d" % i for i in range(100))]
+    text = memoryview(b"".join(name + b"\xff" * 64 for name in names))
+    sizes = np.array([len(name) for name in names], np.uint32)
+    starts = np.cumsum(sizes + 64, dtype=np.uint32) - (sizes + 64)
+    assert TextPool(text, text).first_not_ascending(starts, sizes) is None

@@ -335,6 +335,8 @@ def test_specs_that_do_not_fit_are_refused(lib: SimpleNamespace) -> None:
             lib.top.serialize(wrong)
     with pytest.raises(lib.error):
         lib.top.deserialize(b"neither of the two")
+    with pytest.raises(TypeError):  # and reads no file
+        lib.top.deserialize("model.safetensors")
 
 
 @pytest.mark.parametrize("other, message", [

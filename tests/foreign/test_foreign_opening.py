@@ -30,7 +30,7 @@ from zcrecord import FormatError, IntegrityError, LimitError, SourceError, Unsup
 from zcrecord.foreign import open_foreign, safetensors_header
 from zcrecord.foreign.npy import encode_npy_header
 from zcrecord.foreign.pickled import unpickle
-from zcrecord.foreign.readers import path_beside
+from zcrecord.foreign.readers import FileReader, open_beside, path_beside
 from zcrecord.foreign.receiver import Outline
 from zcrecord.foreign.torch_types import TorchNames
 from zcrecord.formats import convert
@@ -407,6 +407,20 @@ def test_a_shard_swapped_for_a_link_while_it_is_opened_is_noticed(
         monkeypatch.undo()
         (hub / "a.safetensors").unlink()
         safetensors.numpy.save_file({"w": W}, hub / "a.safetensors")
+
+
+def test_a_file_that_appears_while_it_is_opened_is_refused_and_closed(tmp_path: Path) -> None:
+    opened: list[FileReader] = []
+
+    def open_late(path: str) -> FileReader:
+        Path(path).write_bytes(b"late")
+        opened.append(FileReader(path))
+        return opened[0]
+
+    with pytest.raises(SourceError, match="shard: appeared while it was opened; open it again"):
+        open_beside(str(tmp_path / "index.json"), "shard", open_late)
+    with pytest.raises(ValueError, match="closed"):
+        _ = opened[0].inode
 
 
 def test_a_link_that_becomes_a_file_while_it_is_followed_is_one_typed_error(

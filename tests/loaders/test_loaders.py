@@ -241,7 +241,7 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     "a number for names": (3, slice(1), "and not 3 to slice"),  # type: ignore[dict-item]
     "unequal parts": ("alone", shard(0, 5), "12 rows cannot be divided equally among 5 ranks; uneven=True"),
     "unequal columns": ("alone", shard(0, 2, 1), "5 elements of axis 1 cannot be divided equally among 2 ranks"),
-    "a shard of no axis": ("alone", shard(0, 2, -3), "takes a shard of axis -3, and this tensor has 2"),
+    "a shard of no axis": ("alone", shard(0, 2, -3), "has a shard of axis -3, and this tensor has 2 axes"),
 }
 
 

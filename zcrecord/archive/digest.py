@@ -156,12 +156,12 @@ def content_digest(
     ranks = np.empty(len(names), np.int64)  # of modules among all, in the order of their full names
     ranks[sorted(range(len(names)), key=names.__getitem__)] = np.arange(len(names))
     digest = hashlib.sha256(_TAG + _u64(len(ix.modules)))
-    module_heads = _heads(ix, ix.modules, _keys(ix, ix.modules), ranks)
+    module_heads = _entry_heads(ix, ix.modules, _keys(ix, ix.modules), ranks)
     kinds, type_names = ix.modules["kind"].tolist(), _texts(ix, ix.modules, "type_name")
     for m in np.argsort(ranks).tolist():
         digest.update(module_heads[m] + _u64(kinds[m]) + _text(type_names[m]))
     digest.update(_u64(len(ix.tensors)))
-    tensor_heads = _heads(ix, ix.tensors, _keys(ix, ix.tensors), ranks)
+    tensor_heads = _entry_heads(ix, ix.tensors, _keys(ix, ix.tensors), ranks)
     for i, key in zip(ix.by_name.tolist(), keys, strict=True):
         row = archive.row(i)
         digest.update(tensor_heads[i] + _u64(row.dtype, row.bits, row.rank, *archive.shape(row)) + known[key])
@@ -169,7 +169,7 @@ def content_digest(
     return "sha256:" + digest.hexdigest()
 
 
-def _heads(ix: Index, rows: Array, keys: list[bytes], ranks: Array) -> list[bytes]:
+def _entry_heads(ix: Index, rows: Array, keys: list[bytes], ranks: Array) -> list[bytes]:
     """Return the bytes hashed first for each module, tensor or attribute: its module's rank, its place and its key."""
     parents = np.where(rows["parent"] == NONE, 0, rows["parent"])  # module 0 is hashed as a child of itself
     # A place is content only in a list or tuple.
@@ -297,7 +297,7 @@ def _hash_attributes(archive: Archive, ranks: Array, put: Callable[[bytes], None
     ix = archive.index
     parents = ranks[ix.attributes["parent"]].tolist()
     keys = _texts(ix, ix.attributes, "name")
-    heads = _heads(ix, ix.attributes, keys, ranks)
+    heads = _entry_heads(ix, ix.attributes, keys, ranks)
     types, forms, values = (ix.attributes[field].tolist() for field in ("type", "form", "value"))
     for i in sorted(range(len(keys)), key=lambda i: (parents[i], keys[i])):
         words = [values[i]]

@@ -102,7 +102,7 @@ class Payloads:
                 running.update(piece)
             return piece
 
-        yield from _prepared_ahead(prepare, range(0, len(octets), _SPAN))
+        yield from _prepare_ahead(prepare, range(0, len(octets), _SPAN))
         if digest is not None and running.intdigest() != digest:
             fault = "its payload's digest does not match; the file is damaged, copy it again"
             raise IntegrityError(fault, path=self._archive.path, tensor=info.name, offset=info.offset)
@@ -143,7 +143,7 @@ class Payloads:
             self._gather(out[part], block[part])
 
 
-def _prepared_ahead(prepare: Callable[[int], memoryview], offsets: range) -> Iterator[memoryview]:
+def _prepare_ahead(prepare: Callable[[int], memoryview], offsets: range) -> Iterator[memoryview]:
     """Yield the result of `prepare` for each offset, in order; a thread computes the next while one is used."""
     if len(offsets) < 2:
         yield from map(prepare, offsets)

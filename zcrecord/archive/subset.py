@@ -63,9 +63,10 @@ def module(archive: Archive, name: str) -> Archive:
 
 
 def select(archive: Archive, names: Names | None, rename: Rename | None) -> Archive:
-    """Return an archive of chosen tensors (None: all), maybe renamed, with the attributes of modules around them."""
+    """Return the part of an archive that `names` chooses (None: all), renamed by `rename`; see `Record.select`."""
+    # Copies: pickling the part needs both again.
     if isinstance(names, Iterable) and not isinstance(names, str):
-        names = tuple(names)  # pickling the part needs them again
+        names = tuple(names)
     rename = dict(rename) if isinstance(rename, Mapping) else rename
     builder = PartBuilder(archive)
     if names is not None:

@@ -374,23 +374,23 @@ def _subtree_ends(parents: Sequence[int]) -> list[int]:
 
 
 def _encode_modules(entries: Entries, pool: _TextPoolBuilder, vectors: dict[str, Array]) -> None:
-    """Add the vector of modules to `vectors`, which must have that of tensors."""
-    if entries.module_columns is not None:
-        names, key_sizes, parents, places, ends, _ = entries.module_columns
+    """Encode modules into vectors["modules"]; vectors["tensors"] must be there."""
+    columns = entries.module_columns
+    if columns is None:
+        names, key_sizes, parents, places, _, _ = zip(*entries.modules, strict=True)
+        columns = ModuleColumns(names, key_sizes, parents, places, _subtree_ends(parents))
+    out = vectors["modules"] = np.zeros(len(columns.names), MODULE)
+    out["name"], out["name_size"] = pool.add_all(columns.names)
+    out["key_size"], out["parent"], out["place"] = columns.key_sizes, columns.parents, columns.places
+    out["end"], out["first_tensor"] = columns.ends, first_children(vectors["tensors"]["parent"], len(out))
+    if entries.module_columns is None:
+        pool.starts.update(zip(columns.names, out["name"].tolist(), strict=True))
+        out["type_name"], out["type_name_size"] = zip(*[pool.add(m.type_name) for m in entries.modules], strict=True)
+        out["kind"] = [m.kind for m in entries.modules]
     else:
-        names, key_sizes, parents, places, kinds, type_names = zip(*entries.modules, strict=True)
-        ends = _subtree_ends(parents)
-    out = vectors["modules"] = np.zeros(len(names), MODULE)
-    out["name"], out["name_size"] = pool.add_all(names)
-    out["end"], out["key_size"], out["parent"], out["place"] = ends, key_sizes, parents, places
-    if entries.module_columns is not None:
         out["kind"] = ModuleKind.MAPPING
-        out["type_name"] = pool.starts[""] = int(out["name"][0])  # the name of the record itself is empty, too
-    else:
-        pool.starts.update(zip(names, out["name"].tolist(), strict=True))
-        out["type_name"], out["type_name_size"] = zip(*map(pool.add, type_names), strict=True)
-        out["kind"] = kinds
-    out["first_tensor"] = first_children(vectors["tensors"]["parent"], len(names))
+        out["type_name"] = out["name"][0]  # the name of the record itself is empty, too
+        pool.starts[""] = int(out["name"][0])  # `_vectors` adds the other names, if it keeps them
 
 
 def _encode_typed(

@@ -144,7 +144,7 @@ def decode(memory: memoryview, size: int) -> Index:
     columns: dict[str, Any] = {}
     for name, (number, dtype, _) in VECTORS.items():
         field = fields.get(number)
-        start, count = (0, 0) if field is None else _vector(words, size, table + field, name)
+        start, count = (0, 0) if field is None else _vector_bounds(words, size, table + field, name)
         if name == "text":
             columns[name] = buffer[start : start + count]
             columns["memory"] = memory[start:]
@@ -183,7 +183,7 @@ def _root_table(buffer: memoryview, words: memoryview) -> tuple[int, dict[int, i
     return table, fields
 
 
-def _vector(words: memoryview, size: int, offset: int, name: str) -> tuple[int, int]:
+def _vector_bounds(words: memoryview, size: int, offset: int, name: str) -> tuple[int, int]:
     """Return start and item count of a vector, by the offset of its field in an index of `size` bytes."""
     _, dtype, alignment = VECTORS[name]
     start = offset + words[offset >> 2] if offset % 4 == 0 else -1
@@ -287,9 +287,10 @@ class TextPool:
             self._rows_at = np.ndarray(len(self.text) + 1, _ROW, octets, 0, (1,))  # the 32 bytes at every offset
         starts = starts.astype(np.int64)
         if skip:  # a span that ends before keeps no byte, wherever it would be
-            starts, sizes = np.minimum(starts + skip, len(self.text)), sizes.astype(np.int64) - skip
+            starts = np.minimum(starts + skip, len(self.text))
+            sizes = np.maximum(sizes.astype(np.int64) - skip, 0)  # a negative size would choose a mask from the end
         rows = self._rows_at[starts].view(np.uint64)
-        pieces = rows.reshape(-1, _WORDS)
+        pieces = rows.reshape(-1, _WORDS)  # the same memory
         if len(sizes) and (shortest := sizes.min()) < _WIDTH:
             if shortest == sizes.max():  # one mask for all: names of one module are often of one size
                 pieces &= _MASKS[shortest : shortest + 1].view(np.uint64)
@@ -325,8 +326,8 @@ class TextPool:
             active = active[tied]
             if len(active) <= _FEW:
                 break
-            left = self._words(starts[active], np.maximum(sizes[active], skip), skip)
-            right = self._words(starts[active + 1], np.maximum(sizes[active + 1], skip), skip)
+            left = self._words(starts[active], sizes[active], skip)
+            right = self._words(starts[active + 1], sizes[active + 1], skip)
             undecided = ~_is_less(left, right)
             active, left, right = active[undecided], left[:, undecided], right[:, undecided]
         for i in active.tolist():

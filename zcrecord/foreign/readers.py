@@ -24,18 +24,21 @@ def path_beside(path: str, name: str) -> str:
 
 
 def open_beside(path: str, name: str, open_file: Callable[[str], Any]) -> Any:
-    """Open the file at `path_beside`, and no other; return what `open_file` does, with device and inode as `inode`.
+    """Open the file at `path_beside` by `open_file`, whose result has `inode`, and check that no other took its place.
 
     Raises:
-        SourceError: as `path_beside`; or the file was replaced meanwhile, as by a link to elsewhere.
+        SourceError: as `path_beside`; or the file appeared or was replaced meanwhile, as by a link to elsewhere.
     """
-    place, real = _beside(path, name)
+    path_there, target = _beside(path, name)
     status = None
     with contextlib.suppress(OSError):  # opening it says why
-        status = os.lstat(real)
-    opened = open_file(place)
+        status = os.lstat(target)
+    opened = open_file(path_there)
     if status is None or (status.st_dev, status.st_ino) != opened.inode:
-        raise SourceError("was replaced by another file while it was opened; open it again", path=place)
+        if hasattr(opened, "__exit__"):  # a mapping ends with its last reference
+            opened.__exit__()
+        event = "appeared" if status is None else "was replaced by another file"
+        raise SourceError(f"{event} while it was opened; open it again", path=path_there)
     return opened
 
 
@@ -69,11 +72,8 @@ class FileReader(StreamReader):
         """Return a reader of a file in the same folder, closed with this one; SourceError as `open_beside`."""
         assert self.path is not None, "an index of shards is a file"
 
-        def open_file(place: str) -> FileReader:
-            return self._stack.enter_context(FileReader(place, regular=True))
-
-        reader: FileReader = open_beside(self.path, name, open_file)
-        return reader
+        reader: FileReader = open_beside(self.path, name, functools.partial(FileReader, regular=True))
+        return self._stack.enter_context(reader)
 
 
 class MemoryReader:

@@ -152,10 +152,12 @@ class ConstantWriter:
         return _ByteCounter(self.constant.nbytes)
 
     def write(self, chunk: Any) -> None:
-        """Pass on the next chunk.
+        """Write the next chunk.
 
         Raises:
-            ProducerError: it has another element type, or more bytes than are due. FillError: the record was aborted.
+            ProducerError: it has another element type, or more bytes than are missing; or the sink wrote a wrong
+            number of bytes. FillError: the writer is closed, or an earlier step failed; or the record is sealed or was
+            aborted. A sink's own errors are raised as they are.
         """
         self._run_step(self._pass_on, chunk)
 

@@ -90,7 +90,7 @@ def bounds_of(box: Box, shape: tuple[int, ...]) -> Bounds:
         >>> bounds_of((..., slice(-2, None)), (3, 4, 5))
         ((0, 3), (0, 4), (3, 5))
     """
-    parts = list(box) if isinstance(box, tuple) else _parts_of_rows(box, len(shape))
+    parts = list(box) if isinstance(box, tuple) else _box_of_rows(box, len(shape))
     ellipses = parts.count(Ellipsis)
     if ellipses > 1:
         raise UnsupportedError("slices= takes at most one ... in a box")
@@ -102,14 +102,14 @@ def bounds_of(box: Box, shape: tuple[int, ...]) -> Bounds:
     return tuple(map(_bounds, parts, shape))
 
 
-def _parts_of_rows(rows: Rows, rank: int) -> list[Any]:
-    """Return the box of a tensor of `rank` axes that has these rows of the first axis, or of a shard's own."""
-    if not rank:
+def _box_of_rows(rows: Rows, axes: int) -> list[Any]:
+    """Return a box of `axes` axes that is whole except for `rows`: of a shard's axis, else of axis 0."""
+    if not axes:
         raise UnsupportedError("slices= takes parts of axes, and this tensor has no axis")
     axis = rows.axis if isinstance(rows, _AxisShard) else 0
-    if not -rank <= axis < rank:
-        raise UnsupportedError(f"slices= takes a shard of axis {axis}, and this tensor has {rank}")
-    return [*[slice(None)] * (axis % rank), rows]
+    if not -axes <= axis < axes:
+        raise UnsupportedError(f"slices= has a shard of axis {axis}, and this tensor has {axes} axes")
+    return [*[slice(None)] * (axis % axes), rows]
 
 
 def _bounds(rows: Any, count: int) -> Range:

@@ -131,33 +131,37 @@ def _planned_reads(plan: LoadPlan, requests: Iterable[_Request], open_file: Call
         if ref.path is not None:
             assert plan.path is not None and plan.identity is not None
             file = open_file((plan.path, plan.identity))
-            reads += _reads(file, source_requests, min(READ_PIECE, plan.max_in_flight), _GAP)
+            reads += _source_reads(file, source_requests, min(READ_PIECE, plan.max_in_flight), _GAP)
             continue
         assert ref.source is not None
         # All refs of a remote archive have the same source, which merges near ones; a box has one of its own.
         source = ref.source.reading_files(open_file) if isinstance(ref.source, BoxSource) else ref.source
         max_nbytes = max(1, min(_REMOTE_READ, plan.max_in_flight // READERS))  # each may take as much again
-        reads += _reads(source, source_requests, max_nbytes, 0)
+        reads += _source_reads(source, source_requests, max_nbytes, 0)
     return reads
 
 
-def _reads(source: RangeSource, requests: Sequence[_Request], max_nbytes: int, near: int) -> list[_Read]:
-    """Return reads of up to `max_nbytes`: near refs in one, large ones in several, cut between blocks to be checked."""
+def _source_reads(source: RangeSource, requests: Sequence[_Request], max_nbytes: int, max_gap: int) -> list[_Read]:
+    """Return the reads of one source, of up to `max_nbytes` each.
+
+    One read takes refs at most `max_gap` apart. Large refs take several, cut between blocks to be checked. An unchecked
+    ref may join a checked read: a read is one range of the file, and the check ends with its payload.
+    """
     reads: list[_Read] = []
-    unused = np.empty(min(near, max_nbytes), np.uint8).data  # receives the bytes of gaps
-    end = size = -1  # of the last read: its end in the file, its number of bytes
+    unused = np.empty(min(max_gap, max_nbytes), np.uint8).data  # receives the bytes of gaps
+    read_end = read_nbytes = -1  # of the last read; the first is the end in the file
     for ref, out in sorted(requests, key=lambda request: request[0].offset):
-        gap, start = ref.offset - end, 0
+        gap, start = ref.offset - read_end, 0
         block = 0 if ref.check is None else ref.check.blocks.size
-        can_join = reads and not block and ref.nbytes < 2 * max_nbytes
-        if can_join and 0 <= gap <= len(unused) and size + gap < max_nbytes:
-            start = min(ref.nbytes, max_nbytes - size - gap)
+        can_join = reads and not block and ref.nbytes < 2 * max_nbytes  # larger ones need several anyway
+        if can_join and 0 <= gap <= len(unused) and read_nbytes + gap < max_nbytes:
+            start = min(ref.nbytes, max_nbytes - read_nbytes - gap)
             reads[-1].buffers.extend([unused[:gap], out[:start].data])
-            end, size = ref.offset + start, size + gap + start
+            read_end, read_nbytes = ref.offset + start, read_nbytes + gap + start
         while start < ref.nbytes:
             past_boundary = (ref.inside + start) % max_nbytes if block else 0
             stop = min(start + max_nbytes - past_boundary, ref.nbytes)
             read = _Read(source, ref.offset + start, [out[start:stop].data])
             reads.append(read._replace(check=partial(_check_blocks, ref, start)) if 0 < block <= max_nbytes else read)
-            end, size, start = ref.offset + stop, stop - start, stop
+            read_end, read_nbytes, start = ref.offset + stop, stop - start, stop
     return reads

@@ -239,7 +239,7 @@ def _open_archive(model: str, props: dict[str, str], allow_links: bool) -> tuple
         raise OnnxError(f"its '{EMBEDDED}' is '{printable(str(embedded))}', not prefix or suffix", advice=_AGAIN)
     location = external_data.parse({"location": props[ARCHIVE]}, 0).location
     folder = external_data.ModelFolder(os.path.dirname(absolute_path(model)), allow_links=allow_links)
-    path = folder.locate(location)
+    path = folder.path_of(location)
     with open(path, "rb", opener=lambda *_: folder.open(location)) as file:
         memory = map_file(path, opened=file.fileno())
     archive = open_archive(memory, verify="index", embedded=embedded)

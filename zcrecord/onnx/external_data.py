@@ -267,7 +267,8 @@ class ModelFolder:
         if file is None:
             file = OpenFile(self.open(location), str(Path(self.path, *location.split("/"))))
             if len(self._files) >= _OPEN:
-                self._files.pop(list(self._files)[0], None)  # noqa: RUF015  # no other thread can add to a list
+                oldest, *_ = list(self._files)  # a copy: another thread may add meanwhile
+                self._files.pop(oldest, None)
             self._files[location] = file
         check_inside(reference, file.nbytes)
         return file
@@ -277,7 +278,7 @@ class ModelFolder:
         for file in list(self._files.values()):
             file.forget()
 
-    def locate(self, location: str) -> str:
+    def path_of(self, location: str) -> str:
         """Return the path of a file in the folder, links followed; does not open it."""
         return os.path.realpath(Path(self.path, *location.split("/")))
 

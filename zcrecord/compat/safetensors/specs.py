@@ -21,7 +21,7 @@ from zcrecord.compat.safetensors.opening import dtype_name, open_record, write, 
 from zcrecord.dtypes import STRING, DType, by_name, by_safetensors, nbytes
 from zcrecord.errors import UnsupportedError
 from zcrecord.tensors.interop import FLOAT4_PAIRS
-from zcrecord.tensors.packed import PackedTensor, StringTensor
+from zcrecord.tensors.packed import PackedTensor
 from zcrecord.tensors.strides import as_bytes
 
 
@@ -122,16 +122,20 @@ def deserialize(bytes: Any) -> list[tuple[str, dict[str, Any]]]:  # the name peo
         [('a', {'dtype': 'U8', 'shape': [3], 'data': bytearray(b'\\x00\\x01\\x02')})]
 
     Raises:
-        FormatError: the source is neither. UnsupportedError: a tensor of strings. LimitError: copies of tensors that
-        share bytes would take far more memory than the source.
+        FormatError: the source is neither. UnsupportedError: a tensor of strings, or a source that is not bytes-like.
+        LimitError: copies of tensors that share bytes would take far more memory than the source.
     """
+    try:
+        source = memoryview(bytes)
+    except TypeError:
+        raise UnsupportedError(f"a {type(bytes).__name__} is not bytes-like; load_file() takes a path") from None
     tensors = []
-    with open_record(bytes, writable=False) as record:
+    with open_record(source, writable=False) as record:
+        if texts := [info.name for info in record.infos() if info.dtype is STRING]:
+            fault = "strings have no bytes of elements; load it with zcrecord.load_record"
+            raise UnsupportedError(fault, tensor=texts[0])
         check_copies(record.archive, record.infos())
         for name, view in record.items():
-            if isinstance(view, StringTensor):
-                fault = "strings have no bytes of elements; load it with zcrecord.load_record"
-                raise UnsupportedError(fault, tensor=name)
             data = bytearray(view.packed if isinstance(view, PackedTensor) else as_bytes(view))
             tensors.append((name, {"dtype": dtype_name(view), "shape": list(view.shape), "data": data}))
     return tensors

@@ -71,13 +71,13 @@ class ModelFiles:
         self.mappings: weakref.WeakSet[Any] = weakref.WeakSet()
         self._mapped: weakref.WeakValueDictionary[str, Bytes] = weakref.WeakValueDictionary()
 
-    def locate(self, reference: ExternalReference | None) -> str:
+    def path_of(self, reference: ExternalReference | None) -> str:
         """Return the path of a reference's file, links followed; does not open it."""
         if reference is None:
             return self._model.path
         path = self._located.get(reference.location)
         if path is None:
-            path = self._located[reference.location] = self._folder.locate(reference.location)
+            path = self._located[reference.location] = self._folder.path_of(reference.location)
         return path
 
     def mapped(self, reference: ExternalReference | None, offset: int, nbytes: int) -> Bytes | None:

@@ -239,7 +239,7 @@ class OnnxTensors(Mapping[str, Any]):
             return write_small_model(self._path, names, files, self._entries, dest, **options)
 
     def _info(self, name: str, tensor: LocatedTensor) -> OnnxTensorInfo:
-        file = self._open_files().locate(tensor.reference)
+        file = self._open_files().path_of(tensor.reference)
         offset = tensor.offset if tensor.offset >= 0 else None
         copied = tensor.nbytes > 0 and (not self._mmap or not is_aligned(tensor))
         return OnnxTensorInfo(name, tensor.dtype, tensor.shape, file, offset, tensor.nbytes, tensor.field, copied)

@@ -89,7 +89,7 @@ class _SmallModel:
         tensors, entries = find_tensors(original, skeleton)
         if entries != self.entries:
             raise SourceError("was changed since it was scanned; scan it again", path=original.path)
-        for path in {self.files.locate(e.reference) for e in entries}:
+        for path in {self.files.path_of(e.reference) for e in entries}:
             check_destination(path, self.dest, force=True)  # never replaces weights
         outline = ModuleTreeBuilder()
         name_tensors(tensors, original.nbytes, outline)
